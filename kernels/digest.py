@@ -61,19 +61,19 @@ def mix32(x: jax.Array) -> jax.Array:
 
 
 def salts(seed: jax.Array | tuple[int, int] | None, rank: int) -> jax.Array:
-  """What is added to an index before mixing: uint32 [words, rank].
+  """What is added to an index before mixing, for each word and axis.
 
   Args:
     seed: Two uint32 values, or None for `DEFAULT_SEED`.
     rank: Rank of the array.
 
   Returns:
-    uint32 [2, rank]; column a belongs to axis a, whose number from the last
-    axis is what enters.
+    uint32 [2 * rank]: that of word w and axis a at `w * rank + a`. Axes enter
+    by their number from the last one.
   """
   seed = jnp.asarray(DEFAULT_SEED if seed is None else seed, jnp.uint32)
   number = np.arange(rank, 0, -1, dtype=np.uint32)  # axis a -> k + 1
-  return mix32(seed[:, None] + _GOLDEN * number[None, :])
+  return mix32(seed[:, None] + _GOLDEN * number[None, :]).reshape(-1)
 
 
 def axis_weight(index: jax.Array, base: jax.Array) -> jax.Array:
@@ -136,8 +136,8 @@ def fingerprint_block(x: jax.Array, bases: jax.Array) -> jax.Array:
 
   Args:
     x: The shard, any rank from 1.
-    bases: uint32 [2, rank]: `salts` plus the global index of the shard's first
-      element along each axis.
+    bases: uint32 [2 * rank]: `salts` plus the global index of the shard's
+      first element along each axis.
 
   Returns:
     uint32 [2].
@@ -149,10 +149,10 @@ def fingerprint_block(x: jax.Array, bases: jax.Array) -> jax.Array:
   for w in range(WORDS):
     weight = jnp.ones((), jnp.uint32)
     for a, size in enumerate(x.shape[:-1]):
-      axis = axis_weight(jnp.arange(size, dtype=jnp.uint32), bases[w, a])
+      axis = axis_weight(jnp.arange(size, dtype=jnp.uint32), bases[w * x.ndim + a])
       weight = weight[..., None] * axis
     row = weight.reshape(rows)
-    column = axis_weight(jnp.arange(width, dtype=jnp.uint32), bases[w, -1])
+    column = axis_weight(jnp.arange(width, dtype=jnp.uint32), bases[(w + 1) * x.ndim - 1])
     # Small tables, made once: without the barrier they are fused into, and
     # computed again for, every element.
     row, column = jax.lax.optimization_barrier((row, column))

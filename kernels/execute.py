@@ -49,7 +49,7 @@ def run(
     layout: The layout.
     *sources: `layout.operands` arrays of `layout.shape`.
     backend: "mosaic", "interpret" or "xla".
-    bases: uint32 [2, rank of the output], see `digest.salts`, or None.
+    bases: uint32 [2 * rank of the output], see `digest.salts`, or None.
     source_order: Physical order of the sources, major to minor; None: what
       XLA for TPU chooses.
 
@@ -102,7 +102,7 @@ def fingerprint_words(
 
   Args:
     x: The shard, rank 1 or more.
-    bases: uint32 [2, rank], see `digest.salts`.
+    bases: uint32 [2 * rank], see `digest.salts`.
     backend: "mosaic", "interpret" or "xla".
     source_order: Physical order of `x`.
 

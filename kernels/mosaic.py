@@ -252,7 +252,7 @@ def relayout(
   Args:
     layout: The layout.
     *sources: `layout.operands` arrays of `layout.shape`.
-    bases: uint32 [2, rank of the output] for the fingerprints
+    bases: uint32 [2 * rank of the output] for the fingerprints
       (`digest.salts` plus the shard's first global index), or None.
     source_order: See `geometry`.
     out_order: See `geometry`.
@@ -269,8 +269,6 @@ def relayout(
   geo = geometry(layout, source_order, out_order)
   cut = blocking(geo, tiling.vmem_budget() if budget is None else budget)
   operands = [jnp.transpose(x, geo.source_order) for x in sources]
-  if bases is not None:
-    bases = jax.lax.bitcast_convert_type(bases, jnp.int32)
   outer = layout.shape[layout.scan_axes[0]] if layout.scan_axes else 1
   outputs, prints = [], []
   for start in range(0, outer, cut.group):
@@ -282,8 +280,6 @@ def relayout(
     prints.extend(words)
   inverse = tuple(np.argsort(geo.out_order))
   outputs = [jnp.transpose(x, inverse) for x in outputs]
-  if layout.dtype == _FLOAT16:
-    outputs = [jax.lax.bitcast_convert_type(x, _FLOAT16) for x in outputs]
   return tuple(outputs), tuple(prints)
 
 
@@ -324,21 +320,23 @@ def _call(geo, cut, operands, bases, start, layers, interpret, emit):
 
   in_specs = [pl.BlockSpec(tuple(source_block), source_map) for _ in operands]
   out_block = tuple(cut.sizes[a] for a in geo.out_order)
-  out_dtype = jnp.uint16 if layout.dtype == _FLOAT16 else layout.dtype
   out_shape = tuple(layout.out_shape[a] for a in geo.out_order)
   outs = count if emit else 0
   out_specs = [pl.BlockSpec(out_block, out_map) for _ in range(outs)]
-  out_shapes = [jax.ShapeDtypeStruct(out_shape, out_dtype)] * outs
+  out_shapes = [jax.ShapeDtypeStruct(out_shape, layout.dtype)] * outs
   scratch, prefetch = [], []
-  lanes = out_block[-1] % physical.LANES == 0 and physical.LANES
-  lanes = lanes or out_block[-1]
+  lanes = out_block[-1]
+  if lanes % physical.LANES == 0:
+    lanes = physical.LANES
   if bases is not None:
     prefetch = [bases]
+    # Whole lanes, so that XLA has one way of laying the array out.
+    wide = -(-lanes // physical.LANES) * physical.LANES
     out_specs.append(
-        pl.BlockSpec((count, digest.WORDS, lanes), lambda *_: (0, 0, 0))
+        pl.BlockSpec((count, digest.WORDS, wide), lambda *_: (0, 0, 0))
     )
     out_shapes.append(
-        jax.ShapeDtypeStruct((count, digest.WORDS, lanes), jnp.int32)
+        jax.ShapeDtypeStruct((count, digest.WORDS, wide), jnp.int32)
     )
     scratch = [pltpu.VMEM((count, digest.WORDS, _acc_rows(geo, cut), lanes), jnp.int32)]
   results = pl.pallas_call(
@@ -395,7 +393,10 @@ def _kernel(geo, cut, count, operands, emitted, *refs):
     with jax.named_scope("rebuild"):
       block = _rebuild(geo, [_layer(geo, ref, at) for ref in sources])
     if emitted:
-      outs[n][...] = block.reshape(outs[n].shape)
+      ref = outs[n]
+      if ref.dtype == _FLOAT16:
+        ref = ref.bitcast(jnp.uint16)
+      ref[...] = block.reshape(ref.shape)
     if printing:
       with jax.named_scope("fingerprint"):
         _accumulate(layout, block, weights, acc_ref, n)
@@ -407,8 +408,10 @@ def _kernel(geo, cut, count, operands, emitted, *refs):
 
     @pl.when(last)
     def _():
+      if acc_ref.shape[-1] < words_ref.shape[-1]:
+        words_ref[...] = jnp.zeros(words_ref.shape, words_ref.dtype)
       for n, w in itertools.product(range(count), range(digest.WORDS)):
-        words_ref[n, w : w + 1, :] = jnp.sum(
+        words_ref[n, w : w + 1, : acc_ref.shape[-1]] = jnp.sum(
             acc_ref[n, w], axis=0, keepdims=True, dtype=jnp.int32
         )
 
@@ -424,7 +427,11 @@ def _layer(geo, ref, at):
 
 
 def _rebuild(geo, blocks):
-  """The output's box from the boxes of its sources, in the output's dtype."""
+  """The output's box from the boxes of its sources, in the output's dtype.
+
+  float16 is returned as its bits, uint16: Mosaic stores float16 but has no
+  register of it.
+  """
   layout = geo.layout
   axis = None
   if layout.axis is not None:
@@ -449,7 +456,8 @@ def _rebuild(geo, blocks):
   if exact:
     return _narrow_bits(block, layout.dtype)
   if layout.dtype == _FLOAT16:
-    return cast.float16_bits(block.astype(jnp.float32)).astype(jnp.uint16)
+    bits = cast.float16_bits(block.astype(jnp.float32))
+    return bits.astype(jnp.uint16)
   return block.astype(layout.dtype)
 
 
@@ -508,7 +516,7 @@ def _axis_weights(geo, cut, bases_ref):
       local = local + pl.program_id(i) * size
       weight = digest.axis_weight(
           local.astype(jnp.uint32),
-          bases_ref[w, a].astype(jnp.uint32),
+          bases_ref[w * rank + a],
       )
       if layout.out_shape[a] % size:
         weight = jnp.where(local < layout.out_shape[a], weight, jnp.uint32(0))
@@ -522,7 +530,7 @@ def _accumulate(layout, block, weights, acc_ref, n):
   itemsize = layout.dtype.itemsize
   if itemsize == 4:
     bits = jax.lax.bitcast_convert_type(block, jnp.uint32)
-  elif block.dtype == jnp.uint16:
+  elif layout.dtype == _FLOAT16:
     bits = block.astype(jnp.uint32)
   else:
     bits = _widen_bits(block).astype(jnp.uint32)

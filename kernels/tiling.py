@@ -146,7 +146,7 @@ def steps(out_shape: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[int, ...]
 
 def compiler_params(tiles_bytes: int) -> pltpu.CompilerParams:
   """Mosaic parameters for a kernel whose buffers take `tiles_bytes`."""
-  limit = tiles_bytes + (tiles_bytes >> 1) + (8 << 20)
+  limit = 2 * tiles_bytes + (24 << 20)
   return pltpu.CompilerParams(vmem_limit_bytes=limit)
 
 

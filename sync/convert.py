@@ -43,7 +43,9 @@ def _program(layout, place, backend, order, printing):
     if printing:
       bases = digest.salts(seed, len(part.out_shape))
       if place.mesh is not None:
-        bases = bases + shards.first_index(out, part.out_shape)
+        bases = bases + jnp.tile(
+            shards.first_index(out, part.out_shape), digest.WORDS
+        )
     outputs, words = execute.run(
         part, *sources, backend=backend, bases=bases, source_order=order
     )

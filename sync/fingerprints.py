@@ -50,7 +50,9 @@ def _program(place, shape, count, backend, order):
     bases = digest.salts(seed, len(shape))
     keep = jnp.int32(1)
     if place.mesh is not None:
-      bases = bases + shards.first_index(place, arrays[0].shape)
+      bases = bases + jnp.tile(
+          shards.first_index(place, arrays[0].shape), digest.WORDS
+      )
       keep = shards.is_first_replica(place)
     words = [
         execute.fingerprint_words(
