@@ -411,7 +411,8 @@ def _unwrap(leaf):
 def _is_floating(value):
   """Whether a leaf has a floating-point dtype, narrow ones included."""
   try:
-    ml_dtypes.finfo(np.dtype(value.dtype))
+    dtype = np.dtype(value.dtype)
+    ml_dtypes.finfo(dtype)
   except (AttributeError, TypeError, ValueError):
     return False
-  return hasattr(value, "shape")
+  return dtype.kind != "c" and hasattr(value, "shape")
