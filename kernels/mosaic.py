@@ -268,7 +268,9 @@ def relayout(
   """
   geo = geometry(layout, source_order, out_order)
   cut = blocking(geo, tiling.vmem_budget() if budget is None else budget)
-  operands = [jnp.transpose(x, geo.source_order) for x in sources]
+  operands = [
+      _vector_bits(jnp.transpose(x, geo.source_order)) for x in sources
+  ]
   outer = layout.shape[layout.scan_axes[0]] if layout.scan_axes else 1
   outputs, prints = [], []
   for start in range(0, outer, cut.group):
@@ -280,7 +282,18 @@ def relayout(
     prints.extend(words)
   inverse = tuple(np.argsort(geo.out_order))
   outputs = [jnp.transpose(x, inverse) for x in outputs]
+  if outputs and outputs[0].dtype != layout.dtype:
+    outputs = [
+        jax.lax.bitcast_convert_type(x, layout.dtype) for x in outputs
+    ]
   return tuple(outputs), tuple(prints)
+
+
+def _vector_bits(x):
+  """A float16 vector as uint16: Mosaic cannot view one as bits in place."""
+  if x.ndim == 1 and x.dtype == _FLOAT16:
+    return jax.lax.bitcast_convert_type(x, jnp.uint16)
+  return x
 
 
 def _call(geo, cut, operands, bases, start, layers, interpret, emit):
@@ -323,7 +336,10 @@ def _call(geo, cut, operands, bases, start, layers, interpret, emit):
   out_shape = tuple(layout.out_shape[a] for a in geo.out_order)
   outs = count if emit else 0
   out_specs = [pl.BlockSpec(out_block, out_map) for _ in range(outs)]
-  out_shapes = [jax.ShapeDtypeStruct(out_shape, layout.dtype)] * outs
+  out_dtype = layout.dtype
+  if out_dtype == _FLOAT16 and len(out_shape) == 1:
+    out_dtype = jnp.dtype(jnp.uint16)
+  out_shapes = [jax.ShapeDtypeStruct(out_shape, out_dtype)] * outs
   scratch, prefetch = [], []
   lanes = out_block[-1]
   if lanes % physical.LANES == 0:
@@ -422,15 +438,19 @@ def _layer(geo, ref, at):
       slice(None) if axis is not None else at[a]
       for a, axis in zip(geo.source_order, geo.source_axes, strict=True)
   )
-  block = ref[index]
+  if ref.dtype == _FLOAT16:
+    # The whole box at once: the interpreter does not index a bitcast ref.
+    block = ref.bitcast(jnp.uint16)[...][index]
+  else:
+    block = ref[index]
   return block.reshape(1, -1) if block.ndim < 2 else block
 
 
 def _rebuild(geo, blocks):
   """The output's box from the boxes of its sources, in the output's dtype.
 
-  float16 is returned as its bits, uint16: Mosaic stores float16 but has no
-  register of it.
+  float16 is carried as its bits, uint16, from load to store: Mosaic moves
+  float16 through memory but has no register of it.
   """
   layout = geo.layout
   axis = None
@@ -451,8 +471,6 @@ def _rebuild(geo, blocks):
     block = jnp.concatenate(
         [_piece(blocks, s, axis) for s in layout.segments], axis=axis
     )
-  if block.dtype == layout.dtype:
-    return block
   if exact:
     return _narrow_bits(block, layout.dtype)
   if layout.dtype == _FLOAT16:
@@ -492,7 +510,11 @@ def _widen_bits(x):
 
 
 def _narrow_bits(bits, dtype):
-  """The inverse of `_widen_bits`."""
+  """The inverse of `_widen_bits`; what was not widened is returned as is."""
+  if bits.dtype != jnp.int32 or dtype.itemsize == 4:
+    return bits
+  if dtype == _FLOAT16:
+    return bits.astype(jnp.uint16)
   unsigned = jnp.uint16 if dtype.itemsize == 2 else jnp.uint8
   return jax.lax.bitcast_convert_type(bits.astype(unsigned), dtype)
 
