@@ -9,23 +9,34 @@ A *block* is one layer's array: the source without its stacked axis or axes.
 Results are fresh C-ordered arrays that share no memory with the source.
 """
 
-from collections.abc import Sequence
-import math
-
 import ml_dtypes
 import numpy as np
+import numpy.typing as npt
 
-DEFAULT_SEED = (0x243F6A88, 0x85A308D3)
+from laneweave.kernels.reference_fingerprint import fingerprint
+from laneweave.kernels.reference_fingerprint import fingerprint_many
+
+__all__ = [
+  "cast",
+  "fingerprint",
+  "fingerprint_many",
+  "fuse_gate_up",
+  "pad_lanes",
+  "repeat_heads",
+  "unscan",
+]
 
 _FLOAT32 = np.dtype(np.float32)
 _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 _FLOAT16 = np.dtype(np.float16)
 
-# Elements held as uint32 at one time by `fingerprint`, 16 MiB of them.
-_CHUNK_ELEMENTS = 1 << 22
 
-
-def cast(x: np.ndarray, dtype=None, *, backend: str = "auto") -> np.ndarray:
+def cast(
+  x: np.ndarray,
+  dtype: npt.DTypeLike | None = None,
+  *,
+  backend: str = "auto",
+) -> np.ndarray:
   """`x` rounded to `dtype`: to nearest, ties to even.
 
   NaN stays NaN, infinities and -0.0 are kept. A NaN becomes 0x7fc0 in bfloat16
@@ -48,13 +59,13 @@ def cast(x: np.ndarray, dtype=None, *, backend: str = "auto") -> np.ndarray:
   if dtype == x.dtype:
     return np.array(x, order="C")
   if x.dtype not in (_FLOAT32, _BFLOAT16) or dtype not in (
-      _FLOAT32,
-      _BFLOAT16,
-      _FLOAT16,
+    _FLOAT32,
+    _BFLOAT16,
+    _FLOAT16,
   ):
     raise ValueError(
-        f"`dtype`: no cast from {x.dtype} to {dtype}; float32 and bfloat16 go"
-        " to bfloat16, float32 and float16, others only to themselves"
+      f"`dtype`: no cast from {x.dtype} to {dtype}; float32 and bfloat16 go"
+      " to bfloat16, float32 and float16, others only to themselves"
     )
   with np.errstate(over="ignore", invalid="ignore"):
     # By way of float32, which holds every bfloat16 exactly.
@@ -67,11 +78,11 @@ def cast(x: np.ndarray, dtype=None, *, backend: str = "auto") -> np.ndarray:
 
 
 def unscan(
-    x: np.ndarray,
-    *,
-    scan_axis: int | tuple[int, int] | None = 1,
-    dtype=None,
-    backend: str = "auto",
+  x: np.ndarray,
+  *,
+  scan_axis: int | tuple[int, int] | None = 1,
+  dtype: npt.DTypeLike | None = None,
+  backend: str = "auto",
 ) -> tuple[np.ndarray, ...]:
   """One array per layer of a stacked array.
 
@@ -93,15 +104,15 @@ def unscan(
 
 
 def fuse_gate_up(
-    gate: np.ndarray,
-    up: np.ndarray,
-    *,
-    scan_axis: int | tuple[int, int] | None = 1,
-    shards: int = 1,
-    padded_width: int | None = None,
-    lane_size: int = 0,
-    dtype=None,
-    backend: str = "auto",
+  gate: np.ndarray,
+  up: np.ndarray,
+  *,
+  scan_axis: int | tuple[int, int] | None = 1,
+  shards: int = 1,
+  padded_width: int | None = None,
+  lane_size: int = 0,
+  dtype: npt.DTypeLike | None = None,
+  backend: str = "auto",
 ) -> tuple[np.ndarray, ...]:
   """Gate and up projections joined along the last axis, shard by shard.
 
@@ -131,20 +142,20 @@ def fuse_gate_up(
   gate, up = np.asarray(gate), np.asarray(up)
   if gate.shape != up.shape or gate.dtype != up.dtype:
     raise ValueError(
-        f"`up` is {up.dtype}{list(up.shape)} but `gate` is"
-        f" {gate.dtype}{list(gate.shape)}; they must match"
+      f"`up` is {up.dtype}{list(up.shape)} but `gate` is"
+      f" {gate.dtype}{list(gate.shape)}; they must match"
     )
   if lane_size < 0:
     raise ValueError(f"`lane_size` is {lane_size}; it is 0 or a chunk width")
   fused = []
   for g, u in zip(
-      _blocks(gate, scan_axis), _blocks(up, scan_axis), strict=True
+    _blocks(gate, scan_axis), _blocks(up, scan_axis), strict=True
   ):
     pieces = []
     for g_shard, u_shard in zip(
-        _padded_shards(g, -1, shards, padded_width, "gate"),
-        _padded_shards(u, -1, shards, padded_width, "up"),
-        strict=True,
+      _padded_shards(g, -1, shards, padded_width, "gate"),
+      _padded_shards(u, -1, shards, padded_width, "up"),
+      strict=True,
     ):
       if lane_size == 0:
         pieces += [g_shard, u_shard]
@@ -152,14 +163,14 @@ def fuse_gate_up(
       width = g_shard.shape[-1]
       if width % lane_size:
         raise ValueError(
-            f"`padded_width`: {width} columns a shard are no multiple of"
-            f" `lane_size` {lane_size}; pad to one, or use `lane_size` 0"
+          f"`padded_width`: {width} columns a shard are no multiple of"
+          f" `lane_size` {lane_size}; pad to one, or use `lane_size` 0"
         )
       chunks = width // lane_size
       for g_chunk, u_chunk in zip(
-          np.split(g_shard, chunks, axis=-1),
-          np.split(u_shard, chunks, axis=-1),
-          strict=True,
+        np.split(g_shard, chunks, axis=-1),
+        np.split(u_shard, chunks, axis=-1),
+        strict=True,
       ):
         pieces += [g_chunk, u_chunk]
     fused.append(cast(np.concatenate(pieces, axis=-1), dtype))
@@ -167,14 +178,14 @@ def fuse_gate_up(
 
 
 def pad_lanes(
-    x: np.ndarray,
-    *,
-    scan_axis: int | tuple[int, int] | None = 1,
-    axis: int = -2,
-    shards: int = 1,
-    padded_width: int,
-    dtype=None,
-    backend: str = "auto",
+  x: np.ndarray,
+  *,
+  scan_axis: int | tuple[int, int] | None = 1,
+  axis: int = -2,
+  shards: int = 1,
+  padded_width: int,
+  dtype: npt.DTypeLike | None = None,
+  backend: str = "auto",
 ) -> tuple[np.ndarray, ...]:
   """One axis padded with zeros at the end of every one of its shards.
 
@@ -196,24 +207,24 @@ def pad_lanes(
   """
   del backend
   return tuple(
-      cast(
-          np.concatenate(
-              _padded_shards(block, axis, shards, padded_width, "x"), axis=axis
-          ),
-          dtype,
-      )
-      for block in _blocks(x, scan_axis)
+    cast(
+      np.concatenate(
+        _padded_shards(block, axis, shards, padded_width, "x"), axis=axis
+      ),
+      dtype,
+    )
+    for block in _blocks(x, scan_axis)
   )
 
 
 def repeat_heads(
-    x: np.ndarray,
-    *,
-    scan_axis: int | tuple[int, int] | None = 1,
-    axis: int = -2,
-    repeats: int,
-    dtype=None,
-    backend: str = "auto",
+  x: np.ndarray,
+  *,
+  scan_axis: int | tuple[int, int] | None = 1,
+  axis: int = -2,
+  repeats: int,
+  dtype: npt.DTypeLike | None = None,
+  backend: str = "auto",
 ) -> tuple[np.ndarray, ...]:
   """Every head `repeats` times, its copies side by side.
 
@@ -236,92 +247,22 @@ def repeat_heads(
   if repeats < 1:
     raise ValueError(f"`repeats` is {repeats}; it must be 1 or more")
   return tuple(
-      cast(np.repeat(block, repeats, axis=_axis(block, axis, "axis")), dtype)
-      for block in _blocks(x, scan_axis)
+    cast(np.repeat(block, repeats, axis=_axis(block, axis, "axis")), dtype)
+    for block in _blocks(x, scan_axis)
   )
-
-
-def fingerprint(
-    x: np.ndarray, *, seed=None, backend: str = "auto"
-) -> np.ndarray:
-  """64 bits that depend on every element's bits and on its global index.
-
-  Word w is the sum over all elements, modulo 2**32, of the element's mixed
-  bits times its weight W_w: the product over the axes k, counted from the last
-  one, of A_{w,k}(index along that axis). A sum over elements with such weights
-  is taken axis by axis, the last axis first.
-
-  Args:
-    x: Array of rank 1 or more with elements of 1, 2 or 4 bytes.
-    seed: Two unsigned 32-bit integers; None: `DEFAULT_SEED`.
-    backend: Ignored.
-
-  Returns:
-    uint32 [2].
-
-  Raises:
-    ValueError: rank 0, or elements of another size.
-  """
-  del backend
-  x = np.asarray(x)
-  if x.ndim == 0:
-    raise ValueError("`x` has rank 0; a fingerprint needs rank 1 or more")
-  if x.dtype.itemsize not in (1, 2, 4):
-    raise ValueError(
-        f"`x` has elements of {x.dtype.itemsize} bytes ({x.dtype});"
-        " fingerprints take 1, 2 or 4"
-    )
-  seed = DEFAULT_SEED if seed is None else seed
-  rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
-  step = max(1, _CHUNK_ELEMENTS // max(1, x.shape[-1]))
-  words = np.zeros(2, np.uint32)
-  for w in range(2):
-    factors = [
-        _index_factors(length, int(seed[w]), k)
-        for k, length in enumerate(reversed(x.shape))
-    ]
-    sums = np.empty(rows.shape[0], np.uint32)
-    for start in range(0, rows.shape[0], step):
-      m = _mixed_bits(rows[start : start + step])
-      sums[start : start + step] = np.sum(
-          m * factors[0], axis=-1, dtype=np.uint32
-      )
-    sums = sums.reshape(x.shape[:-1])
-    for factor in factors[1:]:
-      sums = np.sum(sums * factor, axis=-1, dtype=np.uint32)
-    words[w] = sums
-  return words
-
-
-def fingerprint_many(
-    arrays: Sequence[np.ndarray], *, seed=None, backend: str = "auto"
-) -> np.ndarray:
-  """Fingerprints of several arrays, uint32 [arrays, 2].
-
-  Args:
-    arrays: As `fingerprint` takes them.
-    seed: As in `fingerprint`.
-    backend: Ignored.
-
-  Returns:
-    Row i is the fingerprint of array i.
-  """
-  del backend
-  words = [fingerprint(x, seed=seed) for x in arrays]
-  return np.array(words, np.uint32).reshape(len(words), 2)
 
 
 def _axis(x: np.ndarray, axis: int, what: str) -> int:
   """`axis` counted from the front, or an error that names it `what`."""
   if not -x.ndim <= axis < x.ndim:
     raise ValueError(
-        f"`{what}` {axis} is no axis of an array of shape {list(x.shape)}"
+      f"`{what}` {axis} is no axis of an array of shape {list(x.shape)}"
     )
   return axis % x.ndim
 
 
 def _blocks(
-    x: np.ndarray, scan_axis: int | tuple[int, int] | None
+  x: np.ndarray, scan_axis: int | tuple[int, int] | None
 ) -> list[np.ndarray]:
   """The per-layer views of `x`, in stacked order."""
   x = np.asarray(x)
@@ -338,52 +279,25 @@ def _blocks(
 
 
 def _padded_shards(
-    block: np.ndarray,
-    axis: int,
-    shards: int,
-    padded_width: int | None,
-    what: str,
+  block: np.ndarray,
+  axis: int,
+  shards: int,
+  padded_width: int | None,
+  what: str,
 ) -> list[np.ndarray]:
   """The shards of one axis, each with zeros at its end."""
   axis = _axis(block, axis, "axis")
-  width = block.shape[axis]
-  padded_width = width if padded_width is None else padded_width
+  width: int = block.shape[axis]
+  padded = width if padded_width is None else padded_width
   if shards < 1 or width % shards:
     raise ValueError(
-        f"`{what}`: width {width} does not divide into {shards} shards"
+      f"`{what}`: width {width} does not divide into {shards} shards"
     )
-  if padded_width < width or padded_width % shards:
+  if padded < width or padded % shards:
     raise ValueError(
-        f"`padded_width` {padded_width} must be at least the width {width} of"
-        f" `{what}` and divide into {shards} shards"
+      f"`padded_width` {padded} must be at least the width {width} of"
+      f" `{what}` and divide into {shards} shards"
     )
   pad = [(0, 0)] * block.ndim
-  pad[axis] = (0, (padded_width - width) // shards)
+  pad[axis] = (0, (padded - width) // shards)
   return [np.pad(shard, pad) for shard in np.split(block, shards, axis=axis)]
-
-
-def _mix(x: np.ndarray) -> np.ndarray:
-  """A bijection of uint32 in which every input bit reaches every output bit."""
-  x = x ^ (x >> np.uint32(16))
-  x = x * np.uint32(0x7FEB352D)
-  x = x ^ (x >> np.uint32(15))
-  x = x * np.uint32(0x846CA68B)
-  return x ^ (x >> np.uint32(16))
-
-
-def _index_factors(length: int, seed: int, k: int) -> np.ndarray:
-  """The odd factors of every index along axis `k`, counted from the last."""
-  # An array of one element, since NumPy wraps those without a warning.
-  start = (seed + 0x9E3779B9 * (k + 1)) % 2**32
-  salt = _mix(np.array([start], np.uint32))
-  return _mix(np.arange(length, dtype=np.uint32) + salt) | np.uint32(1)
-
-
-def _mixed_bits(x: np.ndarray) -> np.ndarray:
-  """The bits of every element, mixed within 32 bits; zero stays zero."""
-  x = np.ascontiguousarray(x)
-  b = x.view(f"u{x.dtype.itemsize}").astype(np.uint32)
-  if x.dtype.itemsize < 4:
-    return b ^ (b >> np.uint32(8))
-  b = (b ^ (b >> np.uint32(16))) * np.uint32(0x7FEB352D)
-  return b ^ (b >> np.uint32(15))

@@ -1,7 +1,7 @@
-"""Names and stacked axes of a trainer's tree, for the NumPy reference.
+"""Where the layers of a trainer's tree go, for the NumPy reference.
 
-Written from the trees themselves and sharing nothing with `tree` and `plan`,
-which it is there to check.
+Written from the trees themselves and sharing nothing with `plan`, which it is
+there to check.
 
 How the trees scan, and what the per-layer names are:
 
@@ -23,18 +23,15 @@ array has no such axis; other variables (router biases) always at 0.
 """
 
 import collections
+from collections.abc import Iterable, Sequence
 import dataclasses
 import re
 from typing import Any
 
-import ml_dtypes
-import numpy as np
+from laneweave.sync.reference_tree import Leaf
 
-_ROOTS = ("base", "model", "params")
-_NOT_WEIGHT_PART = re.compile(
-    r"(.*_)?caches?|cached_.*|KVCache_\d+|(.*_)?rngs?|intermediates"
-)
-_NOT_WEIGHT_KINDS = ("RngState", "Cache", "Intermediate")
+Leaves = dict[str, Leaf]
+Paths = dict[str, list[str]]  # Path below a container, by name.
 
 _MAIN = ("layers", "scanned_blocks")
 _SEGMENTS = ("dense_layers", "moe_layers")
@@ -45,14 +42,6 @@ _SLOT = re.compile(r"(?:layers?_)?(\d+)")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Leaf:
-  """One weight as found in a tree."""
-
-  value: Any  # Anything with a shape and a dtype.
-  trainable: bool | None  # Is it an nnx.Param; None: the tree does not say.
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Place:
   """Where one source leaf goes."""
 
@@ -60,47 +49,7 @@ class Place:
   targets: tuple[str, ...]  # Names of its blocks, in stacked order.
 
 
-def weights(tree: Any, *, integer_layers: bool) -> dict[str, Leaf]:
-  """The weights of a tree under their canonical names.
-
-  Args:
-    tree: Nested or flat, keys dotted strings, tuples or integers, leaves
-      arrays, shapes or nnx variables.
-    integer_layers: `layers.6` means layer 6 (and not slot 6 of a cycle).
-
-  Returns:
-    Leaf by name; what is not floating, has rank 0, or is named as a cache or
-    RNG state is left out.
-
-  Raises:
-    ValueError: two wrapper roots with different content, or one name twice.
-  """
-  found = _without_roots(dict(_walk(tree, ())))
-  children = collections.Counter(path[:-1] for path in found)
-  leaves = {}
-  for path, value in found.items():
-    if path[-1] == "value" and len(path) > 1 and children[path[:-1]] == 1:
-      path = path[:-1]
-    name = ".".join(path)
-    if integer_layers:
-      name = re.sub(r"(^|\.)layers\.(\d+)(?=\.|$)", r"\1layers_\2", name)
-    kinds = _variable_kinds(value)
-    value = _unwrap(value)
-    if any(_NOT_WEIGHT_PART.fullmatch(part) for part in path):
-      continue
-    if any(kind in kinds for kind in _NOT_WEIGHT_KINDS):
-      continue
-    if not _is_floating(value) or len(value.shape) == 0:
-      continue
-    if name in leaves:
-      raise ValueError(f"`{name}` is in the tree twice")
-    leaves[name] = Leaf(
-        value=value, trainable="Param" in kinds if kinds else None
-    )
-  return leaves
-
-
-def places(leaves: dict[str, Leaf], cfg: Any) -> dict[str, Place]:
+def places(leaves: Leaves, cfg: Any) -> dict[str, Place]:
   """Where every source leaf goes.
 
   Args:
@@ -121,7 +70,7 @@ def places(leaves: dict[str, Leaf], cfg: Any) -> dict[str, Place]:
       result[name] = Place(scan_axis=None, targets=(name,))
     elif not cfg.scan_layers:
       raise ValueError(
-          f"`{name}` lies in a stacked container, but `scan_layers` is False"
+        f"`{name}` lies in a stacked container, but `scan_layers` is False"
       )
     else:
       prefix, container, rest = found
@@ -137,8 +86,8 @@ def places(leaves: dict[str, Leaf], cfg: Any) -> dict[str, Place]:
       result.update(_stack_places(prefix, main, tail, leaves, cfg))
     else:
       raise ValueError(
-          f"`{prefix}` holds {', '.join(sorted(members))}, which no known"
-          " family of trees holds together"
+        f"`{prefix}` holds {', '.join(sorted(members))}, which no known"
+        " family of trees holds together"
       )
   return result
 
@@ -153,37 +102,41 @@ def _container(name: str) -> tuple[str, str, list[str]] | None:
       return ".".join(parts[:i]), part, parts[i + 1 :]
     if i and parts[i - 1] == "decoder" and _LOOKS_SCANNED.fullmatch(part):
       raise ValueError(
-          f"`{name}`: `{part}` is no known container of layers; known are"
-          f" {', '.join((*_MAIN, *_SEGMENTS, _REMAINDER))}"
+        f"`{name}`: `{part}` is no known container of layers; known are"
+        f" {', '.join((*_MAIN, *_SEGMENTS, _REMAINDER))}"
       )
   return None
 
 
-def _segment_places(prefix, members, leaves, cfg):
+def _segment_places(
+  prefix: str, members: dict[str, Paths], leaves: Leaves, cfg: Any
+) -> dict[str, Place]:
   """Places in `dense_layers` and `moe_layers`, each stacked on its own."""
   lengths = {
-      segment: _common_length(inside, 1, leaves, cfg)
-      for segment, inside in members.items()
+    segment: _common_length(inside, 1, leaves, cfg)
+    for segment, inside in members.items()
   }
   if sum(lengths.values()) != cfg.num_decoder_layers:
     raise ValueError(
-        f"`num_decoder_layers` is {cfg.num_decoder_layers}, but `{prefix}`"
-        f" holds {lengths}"
+      f"`num_decoder_layers` is {cfg.num_decoder_layers}, but `{prefix}`"
+      f" holds {lengths}"
     )
   result = {}
   for segment, inside in members.items():
     for name, rest in inside.items():
       result[name] = Place(
-          scan_axis=_scan_axis(name, leaves[name], cfg, (lengths[segment],)),
-          targets=tuple(
-              _join(prefix, f"{segment}_{i}", *rest)
-              for i in range(lengths[segment])
-          ),
+        scan_axis=_scan_axis(name, leaves[name], cfg, (lengths[segment],)),
+        targets=tuple(
+          _join(prefix, f"{segment}_{i}", *rest)
+          for i in range(lengths[segment])
+        ),
       )
   return result
 
 
-def _stack_places(prefix, main, tail, leaves, cfg):
+def _stack_places(
+  prefix: str, main: Paths, tail: Paths, leaves: Leaves, cfg: Any
+) -> dict[str, Place]:
   """Places in one stack of layers and in the remainder that follows it."""
   first = _unstacked_before(prefix, leaves)
   size, in_block = _block(main, 1, leaves, cfg) if main else (1, {})
@@ -191,35 +144,36 @@ def _stack_places(prefix, main, tail, leaves, cfg):
   scanned = cfg.num_decoder_layers - first - tail_size
   if scanned < 0 or scanned % size or bool(scanned) != bool(main):
     raise ValueError(
-        f"`num_decoder_layers` is {cfg.num_decoder_layers}: `{prefix}` has"
-        f" {first} unstacked layers and {tail_size} in a remainder, and the"
-        f" other {scanned} do not divide into stacked blocks of {size}; check"
-        " `num_decoder_layers` and `inhomogeneous_layer_cycle_interval`"
+      f"`num_decoder_layers` is {cfg.num_decoder_layers}: `{prefix}` has"
+      f" {first} unstacked layers and {tail_size} in a remainder, and the"
+      f" other {scanned} do not divide into stacked blocks of {size}; check"
+      " `num_decoder_layers` and `inhomogeneous_layer_cycle_interval`"
     )
   result = {}
   for name, (positions, stacked, rest) in in_block.items():
     lengths = (scanned // size, *([len(positions)] if stacked else []))
     result[name] = Place(
-        scan_axis=_scan_axis(name, leaves[name], cfg, lengths),
-        targets=tuple(
-            _join(prefix, f"layers_{first + i * size + p}", *rest)
-            for i in range(scanned // size)
-            for p in positions
-        ),
+      scan_axis=_scan_axis(name, leaves[name], cfg, lengths),
+      targets=tuple(
+        _join(prefix, f"layers_{first + i * size + p}", *rest)
+        for i in range(scanned // size)
+        for p in positions
+      ),
     )
   for name, (positions, stacked, rest) in in_tail.items():
     lengths = (len(positions),) if stacked else ()
     result[name] = Place(
-        scan_axis=_scan_axis(name, leaves[name], cfg, lengths),
-        targets=tuple(
-            _join(prefix, f"layers_{first + scanned + p}", *rest)
-            for p in positions
-        ),
+      scan_axis=_scan_axis(name, leaves[name], cfg, lengths),
+      targets=tuple(
+        _join(prefix, f"layers_{first + scanned + p}", *rest) for p in positions
+      ),
     )
   return result
 
 
-def _block(members, depth, leaves, cfg):
+def _block(
+  members: Paths, depth: int, leaves: Leaves, cfg: Any
+) -> tuple[int, dict[str, tuple[Sequence[int], bool, list[str]]]]:
   """How one block of layers is made up.
 
   Args:
@@ -241,56 +195,59 @@ def _block(members, depth, leaves, cfg):
     size = local + ("global_layer" in first_parts)
     if cycle not in (1, size):
       raise ValueError(
-          f"`inhomogeneous_layer_cycle_interval` is {cycle}, but the blocks of"
-          f" `{next(iter(members))}` hold {size} layers"
+        f"`inhomogeneous_layer_cycle_interval` is {cycle}, but the blocks of"
+        f" `{next(iter(members))}` hold {size} layers"
       )
     return size, {
-        name: (
-            (range(local), True, rest[1:])
-            if rest[0] == "local_layers"
-            else ([local], False, rest[1:])
-        )
-        for name, rest in members.items()
+      name: (
+        (range(local), True, rest[1:])
+        if rest[0] == "local_layers"
+        else ([local], False, rest[1:])
+      )
+      for name, rest in members.items()
     }
-  slots = {part: int(m[1]) for part in first_parts if (m := _SLOT.fullmatch(part))}
+  slots = {
+    part: int(m[1]) for part in first_parts if (m := _SLOT.fullmatch(part))
+  }
   if depth and not slots and cycle == 1:
     return 1, {name: ([0], False, rest) for name, rest in members.items()}
   size = cycle if cycle > 1 else max(slots.values(), default=0) + 1
   for name, rest in members.items():
     if rest[0] not in slots:
       raise ValueError(
-          f"`{name}` has no `layer_<slot>` level where its block has {size}"
-          " layers"
+        f"`{name}` has no `layer_<slot>` level where its block has {size}"
+        " layers"
       )
     if slots[rest[0]] >= size:
       raise ValueError(
-          f"`{name}` is in slot {slots[rest[0]]}, but"
-          f" `inhomogeneous_layer_cycle_interval` is {size}"
+        f"`{name}` is in slot {slots[rest[0]]}, but"
+        f" `inhomogeneous_layer_cycle_interval` is {size}"
       )
   if set(slots.values()) != set(range(size)):
     raise ValueError(
-        f"`{next(iter(members))}`: of a block of {size} layers only slots"
-        f" {sorted(slots.values())} are there"
+      f"`{next(iter(members))}`: of a block of {size} layers only slots"
+      f" {sorted(slots.values())} are there"
     )
   return size, {
-      name: ([slots[rest[0]]], False, rest[1:])
-      for name, rest in members.items()
+    name: ([slots[rest[0]]], False, rest[1:]) for name, rest in members.items()
   }
 
 
-def _unstacked_before(prefix, leaves):
+def _unstacked_before(prefix: str, leaves: Leaves) -> int:
   """How many unstacked layers precede the stacked ones."""
   pattern = re.compile(re.escape(_join(prefix, "layers_")) + r"(\d+)\..*")
   numbers = {int(m[1]) for name in leaves if (m := pattern.fullmatch(name))}
   if numbers != set(range(len(numbers))):
     raise ValueError(
-        f"`{_join(prefix, 'layers_<n>')}`: unstacked layers {sorted(numbers)}"
-        " beside stacked ones are not the first ones"
+      f"`{_join(prefix, 'layers_<n>')}`: unstacked layers {sorted(numbers)}"
+      " beside stacked ones are not the first ones"
     )
   return len(numbers)
 
 
-def _axis_choices(name, leaf, cfg, depth):
+def _axis_choices(
+  name: str, leaf: Leaf, cfg: Any, depth: int
+) -> list[tuple[int, ...]]:
   """Where the stacked axes can be, outermost first, the likeliest first."""
   variable = tuple(range(depth))
   # Scans stack at 0 and move that axis to `param_scan_axis` if the array has
@@ -310,28 +267,32 @@ def _axis_choices(name, leaf, cfg, depth):
   return [parameter]
 
 
-def _scan_axis(name, leaf, cfg, lengths):
+def _scan_axis(
+  name: str, leaf: Leaf, cfg: Any, lengths: tuple[int, ...]
+) -> int | tuple[int, int] | None:
   """The stacked axes of a leaf that has to have these lengths there."""
   if not lengths:
     return None
   shape = leaf.value.shape
   if len(shape) <= len(lengths):
     raise ValueError(
-        f"`{name}` has shape {list(shape)}: nothing is left of it without its"
-        f" {len(lengths)} stacked axes"
+      f"`{name}` has shape {list(shape)}: nothing is left of it without its"
+      f" {len(lengths)} stacked axes"
     )
   choices = _axis_choices(name, leaf, cfg, len(lengths))
   for axes in choices:
     if tuple(shape[axis] for axis in axes) == lengths:
-      return axes if len(axes) == 2 else axes[0]
+      return (axes[0], axes[1]) if len(axes) == 2 else axes[0]
   raise ValueError(
-      f"`{name}` has shape {list(shape)}: stacked axes {list(choices[0])} should"
-      f" have lengths {list(lengths)}; check `param_scan_axis`,"
-      " `num_decoder_layers` and `inhomogeneous_layer_cycle_interval`"
+    f"`{name}` has shape {list(shape)}: stacked axes {list(choices[0])} should"
+    f" have lengths {list(lengths)}; check `param_scan_axis`,"
+    " `num_decoder_layers` and `inhomogeneous_layer_cycle_interval`"
   )
 
 
-def _common_length(names, depth, leaves, cfg):
+def _common_length(
+  names: Iterable[str], depth: int, leaves: Leaves, cfg: Any
+) -> int:
   """Length of the innermost of `depth` stacked axes, the same in all."""
   lengths = {}
   for name in names:
@@ -345,74 +306,11 @@ def _common_length(names, depth, leaves, cfg):
   for name, length in lengths.items():
     if length != counts[0][0]:
       raise ValueError(
-          f"`{name}` has shape {list(leaves[name].value.shape)}: {length} on its"
-          f" stacked axis, where the leaves beside it have {counts[0][0]}"
+        f"`{name}` has shape {list(leaves[name].value.shape)}: {length} on its"
+        f" stacked axis, where the leaves beside it have {counts[0][0]}"
       )
   return counts[0][0]
 
 
-def _join(*parts):
+def _join(*parts: str) -> str:
   return ".".join(part for part in parts if part)
-
-
-def _walk(node, path):
-  """(path, leaf) for every leaf below `node`."""
-  if hasattr(node, "to_pure_dict") and not hasattr(node, "items"):
-    node = node.to_pure_dict()
-  if hasattr(node, "items") and not hasattr(node, "dtype"):
-    for key, child in node.items():
-      keys = key if isinstance(key, tuple) else (key,)
-      below = [part for k in keys for part in str(k).split(".")]
-      yield from _walk(child, (*path, *below))
-  elif isinstance(node, (list, tuple)):
-    for i, child in enumerate(node):
-      yield from _walk(child, (*path, str(i)))
-  else:
-    yield path, node
-
-
-def _without_roots(found):
-  """Paths without the wrapper levels that all of them share."""
-  while found and all(path[1:] for path in found):
-    roots = {path[0] for path in found}
-    if not roots <= set(_ROOTS):
-      break
-    below = {}
-    for path, value in found.items():
-      below.setdefault(path[0], {})[path[1:]] = value
-    first, *others = below.values()
-    for other in others:
-      if first.keys() != other.keys() or any(
-          first[path] is not other[path] for path in first
-      ):
-        raise ValueError(
-            f"the tree has roots {sorted(roots)} with different content;"
-            " pass one of them"
-        )
-    found = first
-  return found
-
-
-def _variable_kinds(leaf):
-  """Names of the nnx variable types a leaf is of; empty for a plain one."""
-  kind = getattr(leaf, "type", None)
-  kind = kind if isinstance(kind, type) else type(leaf)
-  names = {base.__name__ for base in kind.__mro__}
-  return names if "Variable" in names else set()
-
-
-def _unwrap(leaf):
-  """The array in a variable or in a box with a `value`."""
-  if callable(getattr(leaf, "get_value", None)):
-    return leaf.get_value()
-  return getattr(leaf, "value", leaf)
-
-
-def _is_floating(value):
-  """Whether a leaf has a floating-point dtype, narrow ones included."""
-  try:
-    dtype = np.dtype(value.dtype)
-    ml_dtypes.finfo(dtype)
-  except (AttributeError, TypeError, ValueError):
-    return False
-  return dtype.kind != "c" and hasattr(value, "shape")
