@@ -420,6 +420,46 @@ def test_keys_may_be_dotted_or_tuples_and_end_in_value():
     assert list(convert_reference(tree, config(2))) == want
 
 
+class Pure:
+  """Gives itself away as a plain dict, as nnx states do."""
+
+  def __init__(self, tree):
+    self.tree = tree
+
+  def to_pure_dict(self):
+    return self.tree
+
+
+class NewVariable:
+  def __init__(self, value):
+    self._value = value
+
+  def get_value(self):
+    return self._value
+
+
+def test_states_lists_and_variables_of_any_age_are_read():
+  x = np.ones(2, np.float32)
+  tree = Pure({"decoder": {"parts": [NewVariable(x), {"w": x}]}})
+  assert list(convert_reference(tree, config(1))) == [
+    "decoder.parts.0",
+    "decoder.parts.1.w",
+  ]
+
+
+def test_one_name_twice_is_refused():
+  x = np.ones((2, 2), np.float32)
+  cfg = config(2, scan_layers=False)
+  with pytest.raises(ValueError, match=r"`layers_1\.w` is in the tree twice"):
+    convert_reference({"layers_1": {"w": x}, "layers": {1: {"w": x}}}, cfg)
+
+
+def test_one_output_with_two_sources_is_refused():
+  params = expert(8) | {"layers.moe.wi": np.ones((2, 1, 8, 16), np.float32)}
+  with pytest.raises(ValueError, match=r"`layers_0\.moe\.wi` has 2 sources"):
+    convert_reference(params, config(1, prefuse_moe_weights=True))
+
+
 def test_a_projection_called_value_keeps_its_name():
   x = np.ones((4, 4), np.float32)
   out = convert_reference({"attn": {"key": x, "value": x}}, config(1))
@@ -540,6 +580,11 @@ W = full((4, 2, 3), 0, 1)
       {"moe_layers.a": W, "moe_layers.b": W, "moe_layers.c": W[:, :1]},
       config(2),
       r"`moe_layers\.c`.*1 on its stacked axis",
+    ),
+    (
+      {"moe_layers.MoeBlock_0.gate.bias": W},
+      config(4),
+      "no leaf tells how many layers",
     ),
     (
       {"decoder.moe_layers_3_14.w": W},
@@ -688,6 +733,39 @@ def test_trainer_that_is_already_padded_is_only_fused():
   np.testing.assert_array_equal(
     out["layers_1.moe.wo"], tree["layers.moe.wo"][:, 1]
   )
+
+
+def test_odd_widths_of_fused_experts_are_refused():
+  params = {"layers_0.moe.wi": np.ones((2, 8, 7), np.float32)}
+  cfg = config(1, prefuse_moe_weights=True)
+  with pytest.raises(ValueError, match="7 columns are no gate and up"):
+    convert_reference(params, cfg)
+  target = {
+    "layers_0.moe.wi": spec((2, 8, 1025)),
+    "layers_0.moe.wo": spec((2, 512, 8)),
+  }
+  with pytest.raises(ValueError, match=r"`layers_0\.moe\.wi` has .*1025"):
+    convert_reference(expert(512), config(1), target)
+
+
+def test_target_that_shards_one_expert_in_two_ways_is_refused():
+  mesh = types.SimpleNamespace(shape={"a": 2, "b": 4})
+
+  def sharded(shape, *axes):
+    sharding = types.SimpleNamespace(mesh=mesh, spec=axes)
+    return spec(shape, sharding=sharding)
+
+  target = {
+    "layers_0.moe.wi": sharded((2, 8, 1024), None, None, "a"),
+    "layers_0.moe.wo": sharded((2, 512, 8), None, "b"),
+  }
+  with pytest.raises(ValueError, match=r"\[2, 4\] ways"):
+    convert_reference(expert(512), config(1), target)
+  # An unsharded axis does not count, and the configuration settles it.
+  target["layers_0.moe.wo"] = sharded((2, 512, 8), None, None)
+  want = convert_reference(expert(512), config(1, moe_mlp_tp_size=2), target)
+  got = convert_reference(expert(512), config(1), target)
+  assert all(x.tobytes() == want[name].tobytes() for name, x in got.items())
 
 
 def test_shared_experts_and_dense_layers_are_left_alone():
@@ -865,6 +943,25 @@ def test_F32_heads_that_do_not_divide_are_refused(heads, tp):
     ValueError, match=rf"`layers_0\.attn\.\S+`.*{heads} KV heads.*{tp}"
   ):
     convert_reference(attention(heads), config(1, kv_tp_size=tp))
+
+
+def test_F31_a_flat_bias_repeats_by_heads():
+  tree = attention(2, head_dim=4) | {
+    "layers.attn.key.bias": np.arange(8, dtype=np.float32)[:, None]
+  }
+  out = convert_reference(tree, config(1, kv_tp_size=8))
+  want = [0, 1, 2, 3] * 4 + [4, 5, 6, 7] * 4
+  assert out["layers_0.attn.key.bias"].tolist() == want
+
+
+def test_target_heads_that_are_no_multiple_are_refused():
+  name = "layers_0.attn.key.kernel"
+  params = {"layers.attn.key.kernel": np.ones((5, 1, 2, 3), np.float32)}
+  for shape in ((5, 3, 3), (5, 1, 3), (5, 6)):
+    with pytest.raises(ValueError, match=rf"`{name}`.*2 KV heads"):
+      convert_reference(params, config(1), {name: spec(shape)})
+  with pytest.raises(ValueError, match=r"\[5, 4, 3\] where .*\[5, 4, 6\]"):
+    convert_reference(params, config(1), {name: spec((5, 4, 6))})
 
 
 def test_only_kv_heads_are_repeated_for_a_target():
