@@ -264,6 +264,68 @@ def fuse_layout(
   )
 
 
+def refuse_layout(
+    shape: tuple[int, ...],
+    source_dtype,
+    *,
+    scan_axes: tuple[int, ...],
+    shards: int,
+    padded_width: int | None = None,
+    lane_size: int = 0,
+    dtype=None,
+) -> Layout:
+  """A joined [gate | up] taken apart and joined anew per shard.
+
+  For trainers that hold `wi` themselves: MaxText 0.2.5's model code splits it
+  in two halves, gate first, whatever its sharding.
+
+  Args:
+    shape: Shape of `wi`, stacked axes included; last axis 2 * `mlp`.
+    source_dtype: Its dtype.
+    scan_axes: Stacked axes, outermost first.
+    shards: See `fuse_layout`.
+    padded_width: See `fuse_layout`.
+    lane_size: See `fuse_layout`.
+    dtype: Output dtype; None keeps the source's.
+
+  Returns:
+    The layout, of one operand.
+
+  Raises:
+    ValueError: an odd width, and see `fuse_layout`.
+  """
+  if shape[-1] % 2:
+    raise ValueError(
+        f"a joined gate and up of shape {tuple(shape)} must be of even width"
+    )
+  width = shape[-1] // 2
+  apart = fuse_layout(
+      (*shape[:-1], width),
+      source_dtype,
+      scan_axes=scan_axes,
+      shards=shards,
+      padded_width=padded_width,
+      lane_size=lane_size,
+      dtype=dtype,
+  )
+  segments = merge(
+      s
+      if s.source == ZERO
+      else Segment(
+          source=0, start=s.source * width + s.start, length=s.length
+      )
+      for s in apart.segments
+  )
+  unchanged = len(segments) == 1
+  return Layout(
+      shape=tuple(shape),
+      scan_axes=scan_axes,
+      axis=None if unchanged else apart.axis,
+      segments=() if unchanged else segments,
+      **_dtypes(dtype, source_dtype),
+  )
+
+
 def pad_layout(
     shape: tuple[int, ...],
     source_dtype,
