@@ -34,6 +34,11 @@ _KEPT = (
     r".*\.(post_self_attention|post_mlp)_layer_norm\.scale",
   ),
   (
+    "GPT-3",
+    r".*\.pre_self_attention_norm\.bias",
+    r".*\.pre_self_attention_norm\.(scale|bias)",
+  ),
+  (
     "DeepSeek 3.2",
     r".*\.self_attention\.indexer\.weights_proj\.kernel",
     r".*\.self_attention\.indexer\.(weights_proj\.kernel|k_norm\.\w+)",

@@ -1,0 +1,1 @@
+"""Control messages between a trainer and its rollouts, over gRPC."""

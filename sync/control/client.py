@@ -1,0 +1,164 @@
+"""A rollout's end of the control messages."""
+
+import time
+
+import grpc
+
+from laneweave.sync import rounds
+from laneweave.sync.control import control_pb2
+from laneweave.sync.control import control_pb2_grpc
+from laneweave.sync.control import server
+from laneweave.sync.transport import base
+
+_CALL_S = 20.0
+
+
+class ControlClient:
+  """Calls a trainer; every call has a deadline."""
+
+  def __init__(self, address: str, replica: str):
+    """Keeps the address; nothing is sent yet.
+
+    Args:
+      address: "host:port" of the trainer's control service.
+      replica: Name of this rollout.
+    """
+    self._address = address
+    self._replica = replica
+    self._channel = grpc.insecure_channel(
+        address,
+        options=[
+            ("grpc.max_receive_message_length", server.MESSAGE_BYTES),
+            ("grpc.enable_http_proxy", 0),
+        ],
+    )
+    self._stub = control_pb2_grpc.WeightSyncStub(self._channel)
+
+  def join(self, unit: base.WorkUnit, timeout_s: float) -> None:
+    """Joins a trainer, waiting for one that is not there yet.
+
+    Args:
+      unit: This rollout's side.
+      timeout_s: How long to wait for the trainer and its first weights.
+
+    Raises:
+      base.TransportError: no trainer in time, or one that holds other arrays.
+    """
+    request = control_pb2.JoinRequest(unit=rounds.unit_to_wire(unit))
+    deadline = time.monotonic() + timeout_s
+    while True:
+      left = deadline - time.monotonic()
+      if left <= 0:
+        raise base.TransportError(
+            f"no trainer with weights to offer at {self._address} within"
+            f" {timeout_s:.0f} s; check `controller_address` and that the"
+            " trainer runs"
+        )
+      try:
+        reply = self._stub.Join(
+            request, timeout=min(left, _CALL_S), wait_for_ready=True
+        )
+      except grpc.RpcError as error:
+        if error.code() not in (
+            grpc.StatusCode.DEADLINE_EXCEEDED,
+            grpc.StatusCode.UNAVAILABLE,
+        ):
+          raise self._failed("Join", error) from None
+        continue
+      if list(reply.problems) == ["the trainer has nothing to offer"]:
+        continue
+      if reply.problems:
+        raise base.TransportError(
+            f"{len(reply.problems)} problem(s) between trainer and rollout: "
+            + "; ".join(reply.problems[:5])
+        )
+      return
+
+  def next_round(
+      self, after_round: int, timeout_s: float
+  ) -> rounds.RoundManifest | None:
+    """Waits for the round after one.
+
+    Args:
+      after_round: The last round this rollout knows.
+      timeout_s: How long to wait.
+
+    Returns:
+      The manifest, or None when the trainer has ended.
+
+    Raises:
+      base.TransportError: the trainer is gone, or nothing came in time.
+    """
+    deadline = time.monotonic() + timeout_s
+    request = control_pb2.NextRoundRequest(
+        replica=self._replica, after_round=after_round
+    )
+    while time.monotonic() < deadline:
+      offer = self._call("NextRound", request, _CALL_S)
+      if offer.closed:
+        return None
+      if offer.HasField("manifest"):
+        return rounds.manifest_from_wire(offer.manifest)
+    raise base.TransportError(
+        f"the trainer at {self._address} offered no round after {after_round}"
+        f" within {timeout_s:.0f} s"
+    )
+
+  def receive(self, key: control_pb2.RoundKey, timeout_s: float) -> float:
+    """Waits until a round's bytes have landed.
+
+    Args:
+      key: The round.
+      timeout_s: How long to wait.
+
+    Returns:
+      Seconds that the transfer took.
+
+    Raises:
+      base.TransportError: the transfer failed or the trainer is gone.
+    """
+    reply = self._call("Receive", key, timeout_s)
+    if reply.error:
+      raise base.TransportError(reply.error)
+    return reply.transfer_s
+
+  def report(self, request: control_pb2.ReportRequest) -> None:
+    """Reports what became of a round.
+
+    Args:
+      request: The report.
+
+    Raises:
+      base.TransportError: the trainer is gone or knows another round.
+    """
+    reply = self._call("Report", request, _CALL_S)
+    if reply.error:
+      raise base.TransportError(reply.error)
+
+  def key(self, manifest: rounds.RoundManifest) -> control_pb2.RoundKey:
+    """The key of a round for this rollout's calls."""
+    return control_pb2.RoundKey(
+        replica=self._replica,
+        round_id=manifest.round_id,
+        version=manifest.version,
+    )
+
+  def close(self) -> None:
+    """Closes the channel; idempotent."""
+    self._channel.close()
+
+  def _call(self, method, request, timeout_s):
+    try:
+      return getattr(self._stub, method)(request, timeout=timeout_s)
+    except grpc.RpcError as error:
+      raise self._failed(method, error) from None
+
+  def _failed(self, method, error):
+    code = error.code()
+    said = {
+        grpc.StatusCode.UNAVAILABLE: "is gone or cannot be reached",
+        grpc.StatusCode.DEADLINE_EXCEEDED: "did not answer in time",
+    }.get(code, f"failed with {code.name}: {error.details()}")
+    return base.TransportError(
+        f"the trainer at {self._address} {said} ({method})"
+    )

@@ -1,0 +1,114 @@
+"""The live table of a run; plain lines where the output is no terminal."""
+
+from typing import TextIO
+
+import rich.console
+import rich.live
+import rich.table
+
+from laneweave.sync import progress
+from laneweave.sync.progress import SECONDS
+
+_PLAIN_WIDTH = 100  # Columns of tables that no terminal sizes.
+_REFRESH_HZ = 8
+
+
+class Board:
+  """Shows a run; to be used as a context manager."""
+
+  def __init__(self, run: progress.Run, out: TextIO):
+    """Keeps what to show, and where.
+
+    Args:
+      run: The run; it changes while it is shown.
+      out: A terminal or a file.
+    """
+    self._run = run
+    self._console = rich.console.Console(
+        file=out,
+        width=None if out.isatty() else _PLAIN_WIDTH,
+        highlight=False,
+    )
+    self._live = None
+    if self._console.is_terminal:
+      self._live = rich.live.Live(
+          get_renderable=self._table,
+          console=self._console,
+          refresh_per_second=_REFRESH_HZ,
+          transient=True,
+          redirect_stdout=False,
+          redirect_stderr=False,
+      )
+
+  def __enter__(self) -> "Board":
+    if self._live is not None:
+      self._live.start()
+    return self
+
+  def __exit__(self, *_) -> None:
+    if self._live is not None:
+      self._live.stop()
+
+  def say(self, text: str) -> None:
+    """Prints a line above the table."""
+    self._console.print(text, soft_wrap=True, markup=False)
+
+  def show(self, event: progress.Event) -> None:
+    """Prints what an event, already in the run, has to say."""
+    side = event["side"]
+    match event["kind"]:
+      case "listening":
+        self.say(
+            f"trainer: {event['transport']} transport,"
+            f" control service at {event['address']}"
+        )
+        if event["transport"] == "local":
+          self.say(
+              "one process: weights go from mesh to mesh by jax.device_put,"
+              " not over Raiden"
+          )
+      case "plan":
+        self.say(
+            f"{side}: {event['tensors']} tensors,"
+            f" {event['bytes'] / 1e6:.1f} MB a round"
+        )
+        for note in event["notes"]:
+          self.say(f"{side}: note: {note}")
+      case "reference":
+        self.say(
+            f"{side}: {event['tensors']} tensors compared with NumPy,"
+            f" {len(event['mismatched'])} differ"
+        )
+      case "phase" if self._live is None:
+        self.say(f"{side}: round {event['round']}: {event['phase']}")
+      case "round" if self._live is None:
+        self.say(
+            f"{side}: round {event['round']}: {event['outcome']}, "
+            + ", ".join(f"{k} {v:.3f}" for k, v in event["seconds"].items())
+        )
+
+  def summary(self) -> None:
+    """Prints the final table."""
+    if self._run.rounds:
+      self._console.print(self._table())
+
+  def _table(self) -> rich.table.Table:
+    table = rich.table.Table(title="rounds (seconds)")
+    for name in ("round", "version", *SECONDS, "state"):
+      table.add_column(name, justify="left" if name == "state" else "right")
+    for number in sorted(self._run.rounds):
+      round_ = self._run.rounds[number]
+      state = round_.outcome or round_.phase
+      if round_.mismatched:
+        state += f", {len(round_.mismatched)} mismatched"
+      table.add_row(
+          str(number),
+          "" if round_.version is None else str(round_.version),
+          *(
+              f"{round_.seconds[name]:.4f}" if name in round_.seconds else ""
+              for name in SECONDS
+          ),
+          state,
+          style=None if round_.outcome in (None, "published") else "red",
+      )
+    return table

@@ -1,0 +1,254 @@
+"""The trainer's session: converts, stages and offers a version per round."""
+
+import secrets
+import time
+from typing import Any
+
+from absl import logging
+import jax
+import numpy as np
+
+from laneweave.sync import convert
+from laneweave.sync import manifest as manifest_lib
+from laneweave.sync import plan as plan_lib
+from laneweave.sync import rounds
+from laneweave.sync import tree as tree_lib
+from laneweave.sync.config import SyncConfig
+from laneweave.sync.control import server as server_lib
+from laneweave.sync.transport import base
+from laneweave.sync.transport import create
+
+VERIFY = ("fingerprint", "off")
+
+
+class TrainerSync:
+  """Built once, rebound every step.
+
+      sync = TrainerSync(cfg)
+      for version, params in steps:
+        sync.prepare(params, version)
+        outcome = sync.serve_round(timeout_s=60)
+      sync.close()
+
+  Attributes:
+    transport: The transport in use: "raiden" or "local".
+    timings: Seconds of the last round's phases: convert, d2h, transfer.
+  """
+
+  def __init__(
+      self,
+      cfg: SyncConfig,
+      *,
+      transport: str = "auto",
+      parallelism: int = 8,
+      bind_ip: str = "127.0.0.1",
+      control_port: int = 0,
+      replicas: int = 1,
+      verify: str = "fingerprint",
+  ):
+    """Starts the control service; nothing is converted yet.
+
+    Args:
+      cfg: The configuration.
+      transport: "auto", "raiden" or "local".
+      parallelism: Raiden's network streams.
+      bind_ip: Address to listen on and to be reached by.
+      control_port: Port of the control service; 0 for one that is free.
+      replicas: Rollouts that take part in each round.
+      verify: "fingerprint" or "off": take no fingerprints.
+
+    Raises:
+      ValueError: an option that does not exist.
+      RuntimeError: the transport cannot be had here.
+    """
+    if verify not in VERIFY:
+      raise ValueError(f"`verify` {verify!r} is not one of {', '.join(VERIFY)}")
+    if parallelism < 1 or replicas < 1:
+      raise ValueError(
+          f"`parallelism` {parallelism} and `replicas` {replicas} must be at"
+          " least 1"
+      )
+    self._cfg = cfg
+    self._verify = verify
+    self._replicas = replicas
+    self.transport = create.resolve_name(transport, cfg.use_raiden_ffi)
+    self._endpoint = create.endpoint(
+        self.transport,
+        job="trainer",
+        replica="0",
+        parallelism=parallelism,
+        bind_ip=bind_ip,
+    )
+    self._controller = create.controller(
+        self.transport, parallelism=parallelism
+    )
+    self._server = server_lib.ControlServer(bind_ip=bind_ip, port=control_port)
+    self._converter: convert.Converter | None = None
+    self._shapes: Any = None
+    self._arrays: dict[str, jax.Array] = {}
+    self._manifest: rounds.RoundManifest | None = None
+    self._offered = 0
+    self.timings: dict[str, float] = {}
+
+  @property
+  def control_address(self) -> str:
+    """ "host:port" that rollouts join."""
+    return self._server.address
+
+  @property
+  def manifest(self) -> rounds.RoundManifest | None:
+    """The manifest of the version that is staged, if any."""
+    return self._manifest
+
+  def prepare(
+      self, params: Any, version: int, *, target: Any = None
+  ) -> rounds.RoundManifest:
+    """Converts and stages a version.
+
+    The previous version's converted arrays are let go of before the new ones
+    are made, so that two never exist.
+
+    Args:
+      params: The trainer's tree.
+      version: Number of the version; it only grows.
+      target: The rollout's tree, see `convert.convert`.
+
+    Returns:
+      The manifest; for the version that is staged already, the same one.
+
+    Raises:
+      ValueError: the tree does not fit, or the version is an old one.
+    """
+    current = self._manifest
+    if current is not None and version <= current.version:
+      if version == current.version and self._arrays:
+        return current
+      raise ValueError(
+          f"`version` {version} is not newer than version {current.version},"
+          " which was prepared before; versions only grow"
+      )
+    weights, _ = tree_lib.split_leaves(tree_lib.flatten(params))
+    del params
+    converter = self._plan(weights, target)
+    self._arrays = {}
+    self._endpoint.release()
+    seed = np.array([secrets.randbits(32) for _ in range(2)], np.uint32)
+    start = time.perf_counter()
+    if self._verify == "off":
+      outputs, prints = {}, {}
+      for piece, _ in converter.pieces(weights):
+        outputs.update(piece)
+    else:
+      outputs, prints = converter.run(weights, seed)
+    del weights
+    names = manifest_lib.sort_names(outputs)
+    self._arrays = {name: outputs.pop(name) for name in names}
+    jax.block_until_ready(list(self._arrays.values()))
+    converted = time.perf_counter()
+    self._endpoint.bind(self._arrays)
+    self._endpoint.stage()
+    staged = time.perf_counter()
+    self.timings = {"convert": converted - start, "d2h": staged - converted}
+    unit = self._endpoint.work_unit()
+    self._manifest = rounds.RoundManifest(
+        round_id=1 if current is None else current.round_id + 1,
+        version=version,
+        seed=(int(seed[0]), int(seed[1])),
+        variables=unit.variables,
+        fingerprints=prints,
+    )
+    self._controller.register(unit)
+    self._server.set_source(unit)
+    logging.info("%s staged: %d arrays", self._manifest, len(names))
+    return self._manifest
+
+  def _plan(self, weights, target):
+    """The converter, kept while the tree stays as it is."""
+    shapes = (
+        tuple((n, tuple(x.shape), str(x.dtype)) for n, x in weights.items()),
+        target is None or manifest_lib.manifest(target, integer_layers=True),
+    )
+    if self._converter is None or self._shapes != shapes:
+      plan = plan_lib.make_plan(weights, self._cfg, target)
+      for warning in plan.warnings:
+        logging.warning("%s", warning)
+      self._converter = convert.Converter(plan, self._cfg)
+      self._shapes = shapes
+    return self._converter
+
+  def serve_round(self, timeout_s: float) -> rounds.RoundOutcome:
+    """Brings the staged version to every rollout.
+
+    Args:
+      timeout_s: How long each step may take: joining, binding, the transfer,
+        verification.
+
+    Returns:
+      The outcome. A rollout that said nothing in time is `UNKNOWN` and must
+      join again.
+
+    Raises:
+      rounds.RoundError: nothing is staged.
+      base.TransportError: not enough rollouts joined in time.
+    """
+    manifest = self._manifest
+    if manifest is None or not self._arrays:
+      raise rounds.RoundError("nothing is staged; call prepare() first")
+    units = self._server.wait_joined(self._replicas, timeout_s)
+    if manifest.round_id != self._offered:
+      self._server.offer(manifest)
+      self._offered = manifest.round_id
+    replicas = [u.replica for u in units]
+    ready = self._server.wait_ready(replicas, timeout_s)
+    error = self._transfer([u for u in units if u.replica in ready], timeout_s)
+    self._server.landed(error, self.timings.get("transfer", 0.0))
+    reports = self._server.wait_reports(sorted(ready), timeout_s)
+    for replica in replicas:
+      if replica not in reports:
+        self._server.forget(replica)
+        reports[replica] = rounds.ReplicaReport(
+            outcome=rounds.UNKNOWN,
+            reason=f"said nothing within {timeout_s:.0f} s",
+        )
+    outcome = rounds.RoundOutcome(
+        outcome=rounds.combine(reports.values()),
+        round_id=manifest.round_id,
+        version=manifest.version,
+        replicas=reports,
+    )
+    logging.info("%s: %s", manifest, outcome.outcome)
+    return outcome
+
+  def _transfer(self, units, timeout_s) -> str:
+    """Runs the transfer; "" or what went wrong."""
+    if not units:
+      return "no rollout was ready"
+    start = time.perf_counter()
+    try:
+      for unit in units:
+        self._controller.register(unit)
+      self._controller.transfer(
+          self._endpoint.work_unit(),
+          units,
+          # Raiden keeps ids of past transfers: never the same one twice.
+          uuid=secrets.randbits(62) + 1,
+          request=f"laneweave-{secrets.token_hex(8)}",
+          timeout_s=timeout_s,
+      )
+    except base.TransportError as error:
+      logging.error("%s", error)
+      return str(error)
+    self.timings["transfer"] = time.perf_counter() - start
+    return ""
+
+  def release(self) -> None:
+    """Lets go of the converted arrays; idempotent."""
+    self._arrays = {}
+    self._endpoint.release()
+
+  def close(self) -> None:
+    """Ends the session: rollouts are told, ports are closed; idempotent."""
+    self.release()
+    self._server.close()
+    self._controller.close()
+    self._endpoint.close()

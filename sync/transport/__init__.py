@@ -1,0 +1,1 @@
+"""Ways for converted arrays to reach the rollout; one file a transport."""
