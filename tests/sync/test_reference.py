@@ -645,6 +645,51 @@ def test_names_alone_do_not_keep_a_dtype():
   assert {x.dtype for x in out.values()} == {BF16}
 
 
+@pytest.mark.parametrize(
+  ("marker", "kept"),
+  [
+    (
+      "GptOssMlp.gate.bias",
+      {
+        "pre_self_attention_layer_norm.scale",
+        "post_self_attention_layer_norm.scale",
+      },
+    ),
+    (
+      "post_mlp_layer_norm.scale",
+      {"post_mlp_layer_norm.scale", "post_self_attention_layer_norm.scale"},
+    ),
+    (
+      "pre_self_attention_norm.bias",
+      {"pre_self_attention_norm.bias", "pre_self_attention_norm.scale"},
+    ),
+    (
+      "self_attention.indexer.weights_proj.kernel",
+      {
+        "self_attention.indexer.weights_proj.kernel",
+        "self_attention.indexer.k_norm.bias",
+      },
+    ),
+    ("mlp.MoeBlock_0.tid2eid", {"mlp.MoeBlock_0.tid2eid"}),
+  ],
+)
+def test_families_keep_the_leaves_their_models_build_as_float32(marker, kept):
+  others = (
+    "pre_self_attention_layer_norm.scale",
+    "post_self_attention_layer_norm.scale",
+    "pre_self_attention_norm.scale",
+    "self_attention.csa_compressor.indexer.weights_proj.kernel",
+    "self_attention.indexer.k_norm.bias",
+    "mlp.wo.kernel",
+  )
+  params = {f"layers_0.{n}": np.ones(2, np.float32) for n in (marker, *others)}
+  params["decoder_norm.scale"] = np.ones(2, np.float32)
+  out = convert_reference(params, config(1, weight_dtype="bfloat16"))
+  assert {n for n, x in out.items() if x.dtype == F32} == {
+    f"layers_0.{n}" for n in kept
+  }
+
+
 def test_target_decides_dtypes():
   params = {"a": np.ones(2, np.float32), "b": np.ones(2, BF16)}
   target = {"a": spec((2,), np.float16), "b": spec((2,), F32)}
