@@ -45,6 +45,8 @@ DEFAULT_SEED = (0x243F6A88, 0x85A308D3)
 WORDS = 2
 
 _UNROLL = 16
+# Below this many elements a plain sum is fast enough and compiles sooner.
+_SMALL = 1 << 16
 
 _M1 = np.uint32(0x7FEB352D)
 _M2 = np.uint32(0x846CA68B)
@@ -144,7 +146,7 @@ def fingerprint_block(x: jax.Array, bases: jax.Array) -> jax.Array:
   """
   rows, width = math.prod(x.shape[:-1]), x.shape[-1]
   flat = x.reshape(rows, width)
-  step = rows // _UNROLL
+  step = rows // _UNROLL if x.size >= _SMALL else 0
   words = []
   for w in range(WORDS):
     weight = jnp.ones((), jnp.uint32)
@@ -162,7 +164,7 @@ def fingerprint_block(x: jax.Array, bases: jax.Array) -> jax.Array:
       for start in range(0, _UNROLL * step, step):
         total = total + _weighted_rows(flat, row, start, start + step)
       parts.append(jax.lax.optimization_barrier(total))
-    if rows % _UNROLL:
+    if _UNROLL * step < rows:
       parts.append(_weighted_rows(flat, row, _UNROLL * step, rows))
     words.append(
         sum(jnp.sum(part * column, dtype=jnp.uint32) for part in parts)

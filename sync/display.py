@@ -24,6 +24,7 @@ class Board:
       out: A terminal or a file.
     """
     self._run = run
+    self._planned = False
     self._console = rich.console.Console(
         file=out,
         width=None if out.isatty() else _PLAIN_WIDTH,
@@ -58,34 +59,48 @@ class Board:
     side = event["side"]
     match event["kind"]:
       case "listening":
-        self.say(
-            f"trainer: {event['transport']} transport,"
-            f" control service at {event['address']}"
-        )
-        if event["transport"] == "local":
-          self.say(
-              "one process: weights go from mesh to mesh by jax.device_put,"
-              " not over Raiden"
-          )
+        self.say(f"trainer: control service at {event['address']}")
       case "plan":
-        self.say(
-            f"{side}: {event['tensors']} tensors,"
-            f" {event['bytes'] / 1e6:.1f} MB a round"
-        )
-        for note in event["notes"]:
-          self.say(f"{side}: note: {note}")
+        self._show_plan(event)
       case "reference":
         self.say(
             f"{side}: {event['tensors']} tensors compared with NumPy,"
             f" {len(event['mismatched'])} differ"
         )
-      case "phase" if self._live is None:
-        self.say(f"{side}: round {event['round']}: {event['phase']}")
       case "round" if self._live is None:
-        self.say(
-            f"{side}: round {event['round']}: {event['outcome']}, "
-            + ", ".join(f"{k} {v:.3f}" for k, v in event["seconds"].items())
-        )
+        self._show_round(event)
+
+  def _show_plan(self, event: progress.Event) -> None:
+    """The plan, which both sides make alike, once."""
+    if self._planned:
+      return
+    self._planned = True
+    self.say(
+        f"{event['transport']} transport, {event['tensors']} tensors,"
+        f" {event['bytes'] / 1e6:.1f} MB a round"
+    )
+    if event["transport"] == "local":
+      self.say(
+          "one process: weights go from mesh to mesh by jax.device_put, not"
+          " over Raiden"
+      )
+    for note in event["notes"]:
+      self.say(f"note: {note}")
+
+  def _show_round(self, event: progress.Event) -> None:
+    """A finished round, once: the trainer also knows the rollout's times."""
+    if event["side"] == "rollout" and "trainer" in self._run.sides:
+      return
+    round_ = self._run.rounds[event["round"]]
+    seconds = (
+        f"{name.removesuffix('_s')} {round_.seconds[name]:.3f} s"
+        for name in SECONDS
+        if name in round_.seconds
+    )
+    self.say(
+        f"round {round_.number}: version {round_.version} {round_.outcome}: "
+        + ", ".join(seconds)
+    )
 
   def summary(self) -> None:
     """Prints the final table."""

@@ -2,150 +2,31 @@
 
 import collections.abc
 import contextlib
-import dataclasses
-import pathlib
 import traceback
-from typing import Any
 
 import jax
-from jax.sharding import NamedSharding
 import numpy as np
 
-from laneweave.sync import checkpoint
 from laneweave.sync import flags
-from laneweave.sync import logical_axes
+from laneweave.sync import job_setup
+from laneweave.sync import manifest as manifest_lib
 from laneweave.sync import memory
-from laneweave.sync import model_config
-from laneweave.sync import plan as plan_lib
 from laneweave.sync import progress
 from laneweave.sync import reference
 from laneweave.sync import round_weights
 from laneweave.sync import session
-from laneweave.sync import shards
-from laneweave.sync import tree
-from laneweave.sync.config import SyncConfig
+from laneweave.sync.job_setup import InputError, Setup, blames_input
+from laneweave.sync.transport import base
 from laneweave.sync.transport import create
 
 Devices = collections.abc.Callable[[], list[jax.Device]]
-
-
-class InputError(ValueError):
-  """Flags, a configuration or a checkpoint that cannot be used."""
 
 
 class JobError(RuntimeError):
   """A round that was not published, or weights that are wrong."""
 
 
-@contextlib.contextmanager
-def _blames_input():
-  """What goes wrong inside is the flags' or the input's fault."""
-  try:
-    yield
-  except (ValueError, RuntimeError) as error:
-    raise InputError(str(error)) from error
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Setup:
-  """What both sides make of the flags, without touching a device.
-
-  Attributes:
-    options: The flags' values.
-    opened: The checkpoint; closed by `close`.
-    originals: The checkpoint's name of each weight, by canonical name.
-    cfg: The sync's configuration.
-    plan: The conversion.
-    remarks: What looks odd.
-  """
-
-  options: flags.Options
-  opened: checkpoint.Checkpoint
-  originals: dict[str, str]
-  cfg: SyncConfig
-  plan: plan_lib.Plan
-  remarks: tuple[str, ...]
-
-  def read(self, name: str) -> np.ndarray:
-    """A weight of the checkpoint, by canonical name."""
-    return self.opened.read(self.originals[name])
-
-  def place(self, mesh: jax.sharding.Mesh) -> dict[str, jax.Array]:
-    """Reads the weights and puts them on the trainer's mesh, one by one."""
-    rules = self.options.rules["trainer"]
-    arrays = {}
-    for entry in self.plan.entries:
-      for name in entry.sources:
-        layout = entry.layout
-        logical = logical_axes.of_stacked(
-            name, len(layout.shape), layout.scan_axes
-        )
-        spec = rules.assign(layout.shape, logical).spec
-        arrays[name] = jax.device_put(
-            self.read(name),
-            NamedSharding(mesh, shards.to_partition_spec(spec)),
-        )
-    return jax.block_until_ready(arrays)
-
-  def target(self, mesh: jax.sharding.Mesh) -> dict[str, Any]:
-    """Shapes and shardings of the rollout's arrays on its mesh."""
-    rules = self.options.rules["rollout"]
-    target = {}
-    for name, x in self.plan.outputs().items():
-      logical = logical_axes.of_block(name, len(x.shape))
-      spec = rules.assign(x.shape, logical).spec
-      target[name] = jax.ShapeDtypeStruct(
-          x.shape,
-          x.dtype,
-          sharding=NamedSharding(mesh, shards.to_partition_spec(spec)),
-      )
-    return target
-
-
-def set_up(options: flags.Options) -> Setup:
-  """Opens the checkpoint and plans the conversion.
-
-  Args:
-    options: The flags' values.
-
-  Returns:
-    The setup; its checkpoint is open.
-
-  Raises:
-    InputError: the flags or the input cannot be used.
-  """
-  with _blames_input():
-    opened = checkpoint.open_checkpoint(options.checkpoint)
-    try:
-      return _set_up(options, opened)
-    except BaseException:
-      opened.close()
-      raise
-
-
-def _set_up(options, opened) -> Setup:
-  flat = tree.flatten(opened.shapes)
-  # `flatten` keeps the leaves and their order.
-  originals = dict(zip(flat, opened.shapes, strict=True))
-  fields = model_config.load(options.maxtext_config, options.checkpoint)
-  cfg, remarks = model_config.derive(
-      fields,
-      flat,
-      options.rules["rollout"],
-      moe_lane_size=options.moe_lane_size,
-      weight_dtype=options.weight_dtype,
-      rollout_backend=options.rollout_backend,
-      kernel_backend=options.kernel_backend,
-      weight_sync_debug=options.weight_sync_debug,
-  )
-  return Setup(
-      options=options,
-      opened=opened,
-      originals=originals,
-      cfg=cfg,
-      plan=plan_lib.make_plan(flat, cfg),
-      remarks=remarks,
-  )
+_LONGEST_ERROR = 2000  # Characters.
 
 
 def run(
@@ -165,7 +46,7 @@ def run(
   """
   work = {"trainer": _trainer, "rollout": _rollout}[side]
   try:
-    setup = set_up(options)
+    setup = job_setup.set_up(options)
     with setup.opened:
       version = work(setup, link, devices)
   except Exception as error:  # noqa: BLE001
@@ -197,7 +78,7 @@ def _trainer(setup: Setup, link: progress.Link, devices: Devices) -> int:
   """The trainer's rounds; returns the last version."""
   options = setup.options
   address = options.controller_address or ":0"
-  with _blames_input():
+  with blames_input():
     sync = session.TrainerSync(
         setup.cfg,
         transport=options.transport,
@@ -207,12 +88,10 @@ def _trainer(setup: Setup, link: progress.Link, devices: Devices) -> int:
         verify=_verify_mode(options),
     )
   with contextlib.closing(sync):
-    with _blames_input():
+    with blames_input():
       mesh = options.trainer_mesh.build(devices(), "trainer_mesh")
-    link.emit(
-        "listening", address=sync.control_address, transport=sync.transport
-    )
-    link.emit("plan", **_plan_fields(setup))
+    link.emit("plan", transport=sync.transport, **setup.summary())
+    link.emit("listening", address=sync.control_address)
     arrays = setup.place(mesh)
     for number in range(1, options.rounds + 1):
       link.emit("phase", round=number, phase="convert")
@@ -255,7 +134,7 @@ def _end_round(link, number, outcome, timings) -> None:
 def _rollout(setup: Setup, link: progress.Link, devices: Devices) -> int | None:
   """The rollout's rounds; returns the version it serves at the end."""
   options = setup.options
-  with _blames_input():
+  with blames_input():
     # Loads the transport's native code, which has to come before devices.
     create.resolve_name(options.transport, setup.cfg.use_raiden_ffi)
     mesh = options.rollout_mesh.build(devices(), "rollout_mesh")
@@ -263,7 +142,7 @@ def _rollout(setup: Setup, link: progress.Link, devices: Devices) -> int | None:
   address = options.controller_address
   if address in (None, flags.ADDRESS_FROM_STDIN):
     address = link.address(options.timeout_s)
-  with _blames_input():
+  with blames_input():
     sync = session.RolloutSync(
         target,
         cfg=setup.cfg,
@@ -274,7 +153,7 @@ def _rollout(setup: Setup, link: progress.Link, devices: Devices) -> int | None:
         verify=_verify_mode(options),
     )
   with contextlib.closing(sync):
-    link.emit("plan", **_plan_fields(setup))
+    link.emit("plan", transport=sync.transport, **setup.summary())
     sync.join(options.timeout_s)
     number = 0
     while (manifest := sync.next_round(options.timeout_s)) is not None:
@@ -291,9 +170,10 @@ def _rollout(setup: Setup, link: progress.Link, devices: Devices) -> int | None:
 
 
 def _receive(sync, manifest, options, link) -> None:
-  """One round on the rollout."""
+  """One round on the rollout; nothing is published unless all of it is."""
   number = manifest.version
-  fields = {"round": number, "version": manifest.version}
+  mismatched = ()
+  reason = ""
   try:
     link.emit("phase", round=number, phase="receive")
     sync.bind(manifest)
@@ -309,24 +189,51 @@ def _receive(sync, manifest, options, link) -> None:
     sync.publish()
   except Exception as error:
     reason = " ".join(str(error).split())
-    outcome = session.UNKNOWN
-    with contextlib.suppress(Exception):
+    with contextlib.suppress(session.RoundError, base.TransportError):
       sync.abort(reason)
-      outcome = session.ABORTED
+    raise
+  finally:
+    served = sync.serving_version
     link.emit(
         "round",
-        **fields,
-        outcome=outcome,
+        round=number,
+        version=number,
+        outcome=session.PUBLISHED if served == number else session.ABORTED,
         seconds=dict(sync.timings),
-        mismatched=list(mismatched) if "mismatched" in locals() else [],
+        mismatched=list(mismatched),
         reason=reason,
+        serving_version=served,
     )
-    raise
-  link.emit(
-      "round",
-      **fields,
-      outcome=session.PUBLISHED,
-      seconds=dict(sync.timings),
-      mismatched=[],
-      serving_version=sync.serving_version,
+
+
+def _compare(setup: Setup, serving, number: int, link: progress.Link) -> None:
+  """Holds what is served against the reference, bit for bit."""
+  weights = {name: setup.read(name) for name in setup.originals}
+  for entry in setup.plan.entries:
+    for name in entry.sources:
+      weights[name] = round_weights.in_numpy(weights[name], number)
+  expected = reference.convert_reference(weights, setup.cfg)
+  del weights
+  mismatched = [
+      name
+      for name in manifest_lib.sort_names(expected.keys() | serving.keys())
+      if not _same_bits(expected.get(name), serving.get(name))
+  ]
+  link.emit("reference", tensors=len(expected), mismatched=mismatched)
+  if mismatched:
+    raise JobError(
+        f"{len(mismatched)} tensors differ from the NumPy reference, first"
+        f" `{mismatched[0]}`"
+    )
+
+
+def _same_bits(expected: np.ndarray | None, served: jax.Array | None) -> bool:
+  """Whether shape, dtype and every bit agree."""
+  if expected is None or served is None:
+    return False
+  found = np.asarray(served)
+  return (
+      found.shape == expected.shape
+      and found.dtype == expected.dtype
+      and found.tobytes() == expected.tobytes()
   )

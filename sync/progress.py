@@ -6,8 +6,8 @@ the report are made from it.
 
 | kind | from | fields |
 | --- | --- | --- |
-| plan | both | tensors, bytes, notes, dropped, leaves |
-| listening | trainer | address, transport |
+| plan | both | transport, tensors, bytes, notes, dropped, leaves |
+| listening | trainer | address |
 | phase | both | round, phase |
 | round | both | round, version, outcome, seconds, mismatched, reason |
 | reference | rollout | tensors, mismatched |
@@ -88,6 +88,7 @@ class Run:
   """The state of a run.
 
   Attributes:
+    sides: Sides that were heard of.
     rounds: Rounds by number.
     transport: Name of the transport, once known.
     address: Address of the control service, once known.
@@ -100,6 +101,7 @@ class Run:
   """
 
   def __init__(self):
+    self.sides: set[str] = set()
     self.rounds: dict[int, Round] = {}
     self.transport: str | None = None
     self.address: str | None = None
@@ -113,14 +115,15 @@ class Run:
   def apply(self, event: Event) -> None:
     """Takes an event in; `side` and `kind` say from whom and which."""
     side = event["side"]
+    self.sides.add(side)
     if "peak_rss_bytes" in event:
       self.peak_rss_bytes[side] = event["peak_rss_bytes"]
     match event["kind"]:
       case "plan":
         self.plan = event
+        self.transport = event["transport"]
       case "listening":
         self.address = event["address"]
-        self.transport = event["transport"]
       case "phase":
         round_ = self._round(event)
         if round_.outcome is None:

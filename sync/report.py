@@ -30,7 +30,9 @@ def status(run: progress.Run, options: Options) -> tuple[str, str | None]:
   if run.failures:
     # An input error on one side makes the other fail for want of it.
     first = next((f for f in run.failures if f.is_input), run.failures[0])
-    return ERROR if first.is_input else FAILED, f"{first.side}: {first.error}"
+    if first.is_input:
+      return ERROR, first.error
+    return FAILED, f"{first.side}: {first.error}"
   for round_ in run.rounds.values():
     if round_.outcome != "published":
       reason = round_.reason or "no outcome was reported"
@@ -58,7 +60,7 @@ def line(run: progress.Run, options: Options) -> dict[str, Any]:
     checked.
   """
   state, error = status(run, options)
-  checked = options.verify != "off"
+  checked = options.verify != "off" and run.rounds
   fields = {
       "status": state,
       "transport": run.transport,
@@ -81,7 +83,7 @@ def line(run: progress.Run, options: Options) -> dict[str, Any]:
               "round": r.number,
               "version": r.version,
               "outcome": r.outcome,
-              **{name: r.seconds.get(name) for name in progress.SECONDS},
+              **{name: _seconds(r, name) for name in progress.SECONDS},
           }
           for _, r in sorted(run.rounds.items())
       ],
@@ -90,6 +92,12 @@ def line(run: progress.Run, options: Options) -> dict[str, Any]:
   if error is not None:
     fields["error"] = error
   return fields
+
+
+def _seconds(round_: progress.Round, name: str) -> float | None:
+  """Seconds to the microsecond; None where they are not known."""
+  value = round_.seconds.get(name)
+  return None if value is None else round(value, 6)
 
 
 def input_error(error: str) -> dict[str, Any]:

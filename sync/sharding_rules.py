@@ -191,10 +191,10 @@ def _item(item: str, rule: str) -> tuple[str, tuple[str, ...]]:
   known = (*logical_axes.KNOWN, "layers", REST)
   if logical not in known:
     close = difflib.get_close_matches(logical, known, n=1)
-    hint = f"; did you mean `{close[0]}`?" if close else ""
+    hint = f" (did you mean `{close[0]}`?)" if close else ""
     raise ValueError(
-        f"`--sharding_rules` {rule!r}: `{logical}` is no logical axis{hint}"
-        f" Known are {', '.join(known)}"
+        f"`--sharding_rules` {rule!r}: `{logical}` is no logical axis{hint};"
+        f" known are {', '.join(known)}"
     )
   names = tuple(filter(None, (n.strip() for n in right.split("+"))))
   return logical, names

@@ -1,0 +1,1 @@
+"""What one job does to a whole model: trees, meshes, rounds, versions."""

@@ -1,0 +1,1 @@
+"""Commands for those who develop or size laneweave; nothing imports them."""
