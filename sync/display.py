@@ -11,6 +11,7 @@ from laneweave.sync.progress import SECONDS
 
 _PLAIN_WIDTH = 100  # Columns of tables that no terminal sizes.
 _REFRESH_HZ = 8
+_SHOWN_NOTES = 4
 
 
 class Board:
@@ -84,8 +85,11 @@ class Board:
           "one process: weights go from mesh to mesh by jax.device_put, not"
           " over Raiden"
       )
-    for note in event["notes"]:
+    notes = event["notes"]
+    for note in notes[:_SHOWN_NOTES]:
       self.say(f"note: {note}")
+    if len(notes) > _SHOWN_NOTES:
+      self.say(f"and {len(notes) - _SHOWN_NOTES} more notes, see --report")
 
   def _show_round(self, event: progress.Event) -> None:
     """A finished round, once: the trainer also knows the rollout's times."""
