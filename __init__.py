@@ -11,14 +11,14 @@ import typing
 __version__ = "0.1.0"
 
 _EXPORTS = {
-    "RolloutSync": "laneweave.sync.session",
-    "SyncConfig": "laneweave.sync.config",
-    "TrainerSync": "laneweave.sync.session",
-    "convert": "laneweave.sync.convert",
-    "convert_reference": "laneweave.sync.reference",
-    "convert_streaming": "laneweave.sync.convert",
-    "make_plan": "laneweave.sync.plan",
-    "manifest": "laneweave.sync.manifest",
+  "RolloutSync": "laneweave.sync.session",
+  "SyncConfig": "laneweave.sync.config",
+  "TrainerSync": "laneweave.sync.session",
+  "convert": "laneweave.sync.convert",
+  "convert_reference": "laneweave.sync.reference",
+  "convert_streaming": "laneweave.sync.convert",
+  "make_plan": "laneweave.sync.plan",
+  "manifest": "laneweave.sync.manifest",
 }
 _PACKAGES = ("kernels", "sync")
 
@@ -35,17 +35,17 @@ if typing.TYPE_CHECKING:
   from laneweave.sync.session import TrainerSync as TrainerSync
 
 __all__ = [
-    "RolloutSync",
-    "SyncConfig",
-    "TrainerSync",
-    "__version__",
-    "convert",
-    "convert_reference",
-    "convert_streaming",
-    "kernels",
-    "make_plan",
-    "manifest",
-    "sync",
+  "RolloutSync",
+  "SyncConfig",
+  "TrainerSync",
+  "__version__",
+  "convert",
+  "convert_reference",
+  "convert_streaming",
+  "kernels",
+  "make_plan",
+  "manifest",
+  "sync",
 ]
 
 

@@ -11,9 +11,9 @@ from laneweave.kernels.repeat_heads import repeat_heads
 from laneweave.kernels.unscan import unscan
 
 __all__ = [
-    "fingerprint",
-    "fuse_gate_up",
-    "pad_lanes",
-    "repeat_heads",
-    "unscan",
+  "fingerprint",
+  "fuse_gate_up",
+  "pad_lanes",
+  "repeat_heads",
+  "unscan",
 ]

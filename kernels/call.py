@@ -6,13 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from laneweave.kernels import execute
+from laneweave.kernels import execute, physical
 from laneweave.kernels import layout as layout_lib
-from laneweave.kernels import physical
 
 
 def scan_axes(
-    name: str, x: jax.Array | np.ndarray, axis: int | tuple[int, ...] | None
+  name: str, x: jax.Array | np.ndarray, axis: int | tuple[int, ...] | None
 ) -> tuple[int, ...]:
   """Stacked axes as a tuple of non-negative numbers.
 
@@ -31,18 +30,18 @@ def scan_axes(
   rank = len(x.shape)
   if any(not -rank <= a < rank for a in axes) or rank <= len(axes):
     raise ValueError(
-        f"`scan_axis` {axis} does not leave a block of `{name}`, whose shape"
-        f" is {list(x.shape)}"
+      f"`scan_axis` {axis} does not leave a block of `{name}`, whose shape"
+      f" is {list(x.shape)}"
     )
   return tuple(a % rank for a in axes)
 
 
 @functools.partial(
-    jax.jit, static_argnames=("layout", "backend", "source_order")
+  jax.jit, static_argnames=("layout", "backend", "source_order")
 )
 def _run(layout, *sources, backend, source_order):
   return execute.run(
-      layout, *sources, backend=backend, source_order=source_order
+    layout, *sources, backend=backend, source_order=source_order
   )[0]
 
 
@@ -53,7 +52,7 @@ def physical_order(x: jax.Array, backend: str) -> tuple[int, ...] | None:
 
 
 def call(
-    layout: layout_lib.Layout, *sources: jax.Array | np.ndarray, backend: str
+  layout: layout_lib.Layout, *sources: jax.Array | np.ndarray, backend: str
 ) -> tuple[jax.Array, ...]:
   """Runs a layout on the sources' device, compiled once per layout."""
   backend = execute.resolve_backend(backend)

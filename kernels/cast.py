@@ -30,9 +30,9 @@ def check_cast(source_dtype: np.dtype, dtype: np.dtype, what: str) -> None:
   if same or (source_dtype in SOURCES and dtype in TARGETS):
     return
   raise TypeError(
-      f"`{what}` cannot be cast from {source_dtype.name} to {dtype.name}:"
-      " supported are float32 and bfloat16 to bfloat16, float32 and float16,"
-      " and any floating dtype of up to 4 bytes to itself"
+    f"`{what}` cannot be cast from {source_dtype.name} to {dtype.name}:"
+    " supported are float32 and bfloat16 to bfloat16, float32 and float16,"
+    " and any floating dtype of up to 4 bytes to itself"
   )
 
 
@@ -54,7 +54,7 @@ def round_to(x: jax.Array, dtype: np.dtype) -> jax.Array:
   bits = jax.lax.bitcast_convert_type(y, jnp.uint16)
   quiet = (bits & np.uint16(0x8000)) | np.uint16(0x7E00)
   return jax.lax.bitcast_convert_type(
-      jnp.where(jnp.isnan(x), quiet, bits), dtype
+    jnp.where(jnp.isnan(x), quiet, bits), dtype
   )
 
 
@@ -77,7 +77,7 @@ def float16_bits(x: jax.Array) -> jax.Array:
   # Normal float16: rebias the exponent (127 - 15) and round 13 bits away.
   odd = jax.lax.shift_right_logical(magnitude, 13) & 1
   normal = jax.lax.shift_right_logical(
-      magnitude - ((127 - 15) << 23) + 0xFFF + odd, 13
+    magnitude - ((127 - 15) << 23) + 0xFFF + odd, 13
   )
   # Subnormal float16: adding 0.5 aligns the last float16 bit with the last
   # float32 bit, so the hardware's own rounding does the work.

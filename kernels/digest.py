@@ -31,9 +31,6 @@ Mixing constants: the `lowbias32` function of the hash-prospector project
 (Wellons 2018), a bias-searched xorshift-multiply finaliser.
 """
 
-import functools
-import math
-
 import math
 
 import jax
@@ -112,7 +109,7 @@ def element_bits(x: jax.Array) -> jax.Array:
   unsigned = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}.get(x.dtype.itemsize)
   if unsigned is None:
     raise TypeError(
-        f"fingerprints take elements of 1, 2 or 4 bytes, not {x.dtype.name}"
+      f"fingerprints take elements of 1, 2 or 4 bytes, not {x.dtype.name}"
     )
   return jax.lax.bitcast_convert_type(x, unsigned).astype(jnp.uint32)
 
@@ -151,10 +148,14 @@ def fingerprint_block(x: jax.Array, bases: jax.Array) -> jax.Array:
   for w in range(WORDS):
     weight = jnp.ones((), jnp.uint32)
     for a, size in enumerate(x.shape[:-1]):
-      axis = axis_weight(jnp.arange(size, dtype=jnp.uint32), bases[w * x.ndim + a])
+      axis = axis_weight(
+        jnp.arange(size, dtype=jnp.uint32), bases[w * x.ndim + a]
+      )
       weight = weight[..., None] * axis
     row = weight.reshape(rows)
-    column = axis_weight(jnp.arange(width, dtype=jnp.uint32), bases[(w + 1) * x.ndim - 1])
+    column = axis_weight(
+      jnp.arange(width, dtype=jnp.uint32), bases[(w + 1) * x.ndim - 1]
+    )
     # Small tables, made once: without the barrier they are fused into, and
     # computed again for, every element.
     row, column = jax.lax.optimization_barrier((row, column))
@@ -167,7 +168,7 @@ def fingerprint_block(x: jax.Array, bases: jax.Array) -> jax.Array:
     if _UNROLL * step < rows:
       parts.append(_weighted_rows(flat, row, _UNROLL * step, rows))
     words.append(
-        sum(jnp.sum(part * column, dtype=jnp.uint32) for part in parts)
+      sum(jnp.sum(part * column, dtype=jnp.uint32) for part in parts)
     )
   return jnp.stack(words)
 

@@ -3,11 +3,8 @@
 import jax
 import jax.numpy as jnp
 
-from laneweave.kernels import cast
-from laneweave.kernels import digest
+from laneweave.kernels import cast, digest, mosaic, xla
 from laneweave.kernels import layout as layout_lib
-from laneweave.kernels import mosaic
-from laneweave.kernels import xla
 
 BACKENDS = ("auto", "mosaic", "interpret", "xla")
 
@@ -28,7 +25,7 @@ def resolve_backend(backend: str, platform: str | None = None) -> str:
   """
   if backend not in BACKENDS:
     raise ValueError(
-        f"`kernel_backend` {backend!r} is not one of {', '.join(BACKENDS)}"
+      f"`kernel_backend` {backend!r} is not one of {', '.join(BACKENDS)}"
     )
   if backend != "auto":
     return backend
@@ -37,11 +34,11 @@ def resolve_backend(backend: str, platform: str | None = None) -> str:
 
 
 def run(
-    layout: layout_lib.Layout,
-    *sources: jax.Array,
-    backend: str,
-    bases: jax.Array | None = None,
-    source_order: tuple[int, ...] | None = None,
+  layout: layout_lib.Layout,
+  *sources: jax.Array,
+  backend: str,
+  bases: jax.Array | None = None,
+  source_order: tuple[int, ...] | None = None,
 ) -> tuple[tuple[jax.Array, ...], tuple[jax.Array, ...]]:
   """Runs a layout; to be called under `jax.jit`.
 
@@ -66,20 +63,20 @@ def run(
   for x in sources:
     if x.shape != layout.shape or x.dtype != layout.source_dtype:
       raise ValueError(
-          f"source {x.dtype.name}{list(x.shape)} is not of the layout's"
-          f" {layout.source_dtype.name}{list(layout.shape)}"
+        f"source {x.dtype.name}{list(x.shape)} is not of the layout's"
+        f" {layout.source_dtype.name}{list(layout.shape)}"
       )
   if len(sources) != layout.operands:
     raise ValueError(
-        f"the layout takes {layout.operands} source(s), got {len(sources)}"
+      f"the layout takes {layout.operands} source(s), got {len(sources)}"
     )
   if backend != "xla":
     return mosaic.relayout(
-        layout,
-        *sources,
-        bases=bases,
-        source_order=source_order,
-        interpret=backend == "interpret",
+      layout,
+      *sources,
+      bases=bases,
+      source_order=source_order,
+      interpret=backend == "interpret",
     )
   outputs = xla.relayout(layout, *sources)
   if bases is None:
@@ -92,11 +89,11 @@ def run(
 
 
 def fingerprint_words(
-    x: jax.Array,
-    bases: jax.Array,
-    *,
-    backend: str,
-    source_order: tuple[int, ...] | None = None,
+  x: jax.Array,
+  bases: jax.Array,
+  *,
+  backend: str,
+  source_order: tuple[int, ...] | None = None,
 ) -> jax.Array:
   """Fingerprints one shard without writing it; to be called under `jax.jit`.
 
@@ -113,12 +110,12 @@ def fingerprint_words(
     return digest.fingerprint_block(x, bases)[None, :, None]
   layout = layout_lib.unscan_layout(x.shape, x.dtype, scan_axes=())
   _, words = mosaic.relayout(
-      layout,
-      x,
-      bases=bases,
-      source_order=source_order,
-      out_order=source_order,
-      interpret=backend == "interpret",
-      emit=False,
+    layout,
+    x,
+    bases=bases,
+    source_order=source_order,
+    out_order=source_order,
+    interpret=backend == "interpret",
+    emit=False,
   )
   return words[0]

@@ -9,23 +9,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from laneweave.kernels import call
-from laneweave.kernels import digest
-from laneweave.kernels import execute
+from laneweave.kernels import call, digest, execute
 
 
 @functools.partial(jax.jit, static_argnames=("backend", "source_order"))
 def _words(x, seed, *, backend, source_order):
   return execute.fingerprint_words(
-      x, digest.salts(seed, x.ndim), backend=backend, source_order=source_order
+    x, digest.salts(seed, x.ndim), backend=backend, source_order=source_order
   )
 
 
 def fingerprint(
-    x: jax.Array | np.ndarray,
-    *,
-    seed: tuple[int, int] | np.ndarray | None = None,
-    backend: str = "auto",
+  x: jax.Array | np.ndarray,
+  *,
+  seed: tuple[int, int] | np.ndarray | None = None,
+  backend: str = "auto",
 ) -> np.ndarray:
   """Fingerprint of an array on one device.
 
@@ -46,9 +44,9 @@ def fingerprint(
   if x.ndim < 1:
     raise ValueError("`x` has rank 0; fingerprints take rank 1 and more")
   words = _words(
-      x,
-      jnp.asarray(digest.DEFAULT_SEED if seed is None else seed, jnp.uint32),
-      backend=backend,
-      source_order=call.physical_order(x, backend),
+    x,
+    jnp.asarray(digest.DEFAULT_SEED if seed is None else seed, jnp.uint32),
+    backend=backend,
+    source_order=call.physical_order(x, backend),
   )
   return digest.combine(np.asarray(words))[0]

@@ -8,15 +8,15 @@ from laneweave.kernels import layout as layout_lib
 
 
 def fuse_gate_up(
-    gate: jax.Array | np.ndarray,
-    up: jax.Array | np.ndarray,
-    *,
-    scan_axis: int | tuple[int, ...] | None = 1,
-    shards: int = 1,
-    padded_width: int | None = None,
-    lane_size: int = 0,
-    dtype=None,
-    backend: str = "auto",
+  gate: jax.Array | np.ndarray,
+  up: jax.Array | np.ndarray,
+  *,
+  scan_axis: int | tuple[int, ...] | None = 1,
+  shards: int = 1,
+  padded_width: int | None = None,
+  lane_size: int = 0,
+  dtype=None,
+  backend: str = "auto",
 ) -> tuple[jax.Array, ...]:
   """Gate and up of each layer in one array, joined along the last axis.
 
@@ -43,17 +43,17 @@ def fuse_gate_up(
   """
   if gate.shape != up.shape or gate.dtype != up.dtype:
     raise ValueError(
-        f"`gate` {gate.dtype}{list(gate.shape)} and `up`"
-        f" {up.dtype}{list(up.shape)} must have the same shape and dtype"
+      f"`gate` {gate.dtype}{list(gate.shape)} and `up`"
+      f" {up.dtype}{list(up.shape)} must have the same shape and dtype"
     )
   axes = call.scan_axes("gate", gate, scan_axis)
   layout = layout_lib.fuse_layout(
-      gate.shape,
-      gate.dtype,
-      scan_axes=axes,
-      shards=shards,
-      padded_width=padded_width,
-      lane_size=lane_size,
-      dtype=dtype,
+    gate.shape,
+    gate.dtype,
+    scan_axes=axes,
+    shards=shards,
+    padded_width=padded_width,
+    lane_size=lane_size,
+    dtype=dtype,
   )
   return call.call(layout, gate, up, backend=backend)

@@ -19,6 +19,7 @@ Sizes are exact Python integers. Nothing here touches a device.
 import collections.abc
 import dataclasses
 import math
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -79,11 +80,11 @@ class Layout:
   def __post_init__(self):
     rank = len(self.shape)
     if len(set(self.scan_axes)) != len(self.scan_axes) or any(
-        not 0 <= a < rank for a in self.scan_axes
+      not 0 <= a < rank for a in self.scan_axes
     ):
       raise ValueError(
-          f"`scan_axes` {self.scan_axes} must be different axes of a source of"
-          f" shape {self.shape}; count them from 0"
+        f"`scan_axes` {self.scan_axes} must be different axes of a source of"
+        f" shape {self.shape}; count them from 0"
       )
     if (self.axis is None) != (not self.segments):
       raise ValueError("`axis` and `segments` go together: give both or none")
@@ -93,25 +94,23 @@ class Layout:
       return
     if not 0 <= self.axis < len(self.block_shape):
       raise ValueError(
-          f"`axis` {self.axis} is not an axis of the block {self.block_shape}"
+        f"`axis` {self.axis} is not an axis of the block {self.block_shape}"
       )
     size = self.block_shape[self.axis]
     for s in self.segments:
       fits = s.source == ZERO or (
-          0 <= s.source < self.operands and 0 <= s.start <= size - s.length
+        0 <= s.source < self.operands and 0 <= s.start <= size - s.length
       )
       if s.length < 1 or not fits:
         raise ValueError(
-            f"{s} does not fit {self.operands} operand(s) of {size} elements"
-            f" on axis {self.axis}"
+          f"{s} does not fit {self.operands} operand(s) of {size} elements"
+          f" on axis {self.axis}"
         )
 
   @property
   def block_shape(self) -> tuple[int, ...]:
     """The source's shape without its stacked axes."""
-    return tuple(
-        d for a, d in enumerate(self.shape) if a not in self.scan_axes
-    )
+    return tuple(d for a, d in enumerate(self.shape) if a not in self.scan_axes)
 
   @property
   def out_shape(self) -> tuple[int, ...]:
@@ -132,7 +131,7 @@ class Layout:
     if self.axis is None:
       return None
     return [a for a in range(len(self.shape)) if a not in self.scan_axes][
-        self.axis
+      self.axis
     ]
 
   @property
@@ -148,11 +147,11 @@ class Layout:
     return count * self.dtype.itemsize
 
 
-def _dtypes(dtype, source_dtype) -> dict[str, np.dtype]:
+def _dtypes(dtype, source_dtype) -> dict[str, Any]:
   source = jnp.dtype(source_dtype)
   return {
-      "source_dtype": source,
-      "dtype": source if dtype is None else jnp.dtype(dtype),
+    "source_dtype": source,
+    "dtype": source if dtype is None else jnp.dtype(dtype),
   }
 
 
@@ -163,8 +162,10 @@ def merge(segments: collections.abc.Iterable[Segment]) -> tuple[Segment, ...]:
     if s.length == 0:
       continue
     last = merged[-1] if merged else None
-    if last is not None and last.source == s.source and (
-        s.source == ZERO or last.start + last.length == s.start
+    if (
+      last is not None
+      and last.source == s.source
+      and (s.source == ZERO or last.start + last.length == s.start)
     ):
       merged[-1] = dataclasses.replace(last, length=last.length + s.length)
     else:
@@ -178,17 +179,17 @@ def _chunks(source: int, start: int, length: int, width: int, lane_size: int):
   for at in range(0, width, step):
     real = max(0, min(length - at, step))
     yield (
-        Segment(source=source, start=start + at if real else 0, length=real),
-        Segment(source=ZERO, start=0, length=step - real),
+      Segment(source=source, start=start + at if real else 0, length=real),
+      Segment(source=ZERO, start=0, length=step - real),
     )
 
 
 def unscan_layout(
-    shape: tuple[int, ...],
-    source_dtype,
-    *,
-    scan_axes: tuple[int, ...],
-    dtype=None,
+  shape: tuple[int, ...],
+  source_dtype,
+  *,
+  scan_axes: tuple[int, ...],
+  dtype=None,
 ) -> Layout:
   """One output per index of the stacked axes, cast, otherwise unchanged.
 
@@ -202,19 +203,19 @@ def unscan_layout(
     The layout.
   """
   return Layout(
-      shape=tuple(shape), scan_axes=scan_axes, **_dtypes(dtype, source_dtype)
+    shape=tuple(shape), scan_axes=scan_axes, **_dtypes(dtype, source_dtype)
   )
 
 
 def fuse_layout(
-    shape: tuple[int, ...],
-    source_dtype,
-    *,
-    scan_axes: tuple[int, ...],
-    shards: int,
-    padded_width: int | None = None,
-    lane_size: int = 0,
-    dtype=None,
+  shape: tuple[int, ...],
+  source_dtype,
+  *,
+  scan_axes: tuple[int, ...],
+  shards: int,
+  padded_width: int | None = None,
+  lane_size: int = 0,
+  dtype=None,
 ) -> Layout:
   """Gate (operand 0) and up (operand 1) joined along the last block axis.
 
@@ -244,9 +245,9 @@ def fuse_layout(
   per, per_padded = _shard_widths("mlp", width, padded, shards, shape)
   if lane_size and per_padded % lane_size:
     raise ValueError(
-        f"`moe_lane_size` {lane_size} does not divide a shard's width"
-        f" {per_padded} ({padded} over {shards} shards, source {shape}); pad"
-        " to a multiple of it or set `moe_lane_size` to 0"
+      f"`moe_lane_size` {lane_size} does not divide a shard's width"
+      f" {per_padded} ({padded} over {shards} shards, source {shape}); pad"
+      " to a multiple of it or set `moe_lane_size` to 0"
     )
   segments = []
   for shard in range(shards):
@@ -255,24 +256,24 @@ def fuse_layout(
     for pair in zip(gate, up, strict=True):
       segments.extend(pair[0] + pair[1])
   return Layout(
-      shape=tuple(shape),
-      scan_axes=scan_axes,
-      operands=2,
-      axis=len(shape) - len(scan_axes) - 1,
-      segments=merge(segments),
-      **_dtypes(dtype, source_dtype),
+    shape=tuple(shape),
+    scan_axes=scan_axes,
+    operands=2,
+    axis=len(shape) - len(scan_axes) - 1,
+    segments=merge(segments),
+    **_dtypes(dtype, source_dtype),
   )
 
 
 def refuse_layout(
-    shape: tuple[int, ...],
-    source_dtype,
-    *,
-    scan_axes: tuple[int, ...],
-    shards: int,
-    padded_width: int | None = None,
-    lane_size: int = 0,
-    dtype=None,
+  shape: tuple[int, ...],
+  source_dtype,
+  *,
+  scan_axes: tuple[int, ...],
+  shards: int,
+  padded_width: int | None = None,
+  lane_size: int = 0,
+  dtype=None,
 ) -> Layout:
   """A joined [gate | up] taken apart and joined anew per shard.
 
@@ -296,45 +297,43 @@ def refuse_layout(
   """
   if shape[-1] % 2:
     raise ValueError(
-        f"a joined gate and up of shape {tuple(shape)} must be of even width"
+      f"a joined gate and up of shape {tuple(shape)} must be of even width"
     )
   width = shape[-1] // 2
   apart = fuse_layout(
-      (*shape[:-1], width),
-      source_dtype,
-      scan_axes=scan_axes,
-      shards=shards,
-      padded_width=padded_width,
-      lane_size=lane_size,
-      dtype=dtype,
+    (*shape[:-1], width),
+    source_dtype,
+    scan_axes=scan_axes,
+    shards=shards,
+    padded_width=padded_width,
+    lane_size=lane_size,
+    dtype=dtype,
   )
   segments = merge(
-      s
-      if s.source == ZERO
-      else Segment(
-          source=0, start=s.source * width + s.start, length=s.length
-      )
-      for s in apart.segments
+    s
+    if s.source == ZERO
+    else Segment(source=0, start=s.source * width + s.start, length=s.length)
+    for s in apart.segments
   )
   unchanged = len(segments) == 1
   return Layout(
-      shape=tuple(shape),
-      scan_axes=scan_axes,
-      axis=None if unchanged else apart.axis,
-      segments=() if unchanged else segments,
-      **_dtypes(dtype, source_dtype),
+    shape=tuple(shape),
+    scan_axes=scan_axes,
+    axis=None if unchanged else apart.axis,
+    segments=() if unchanged else segments,
+    **_dtypes(dtype, source_dtype),
   )
 
 
 def pad_layout(
-    shape: tuple[int, ...],
-    source_dtype,
-    *,
-    scan_axes: tuple[int, ...],
-    axis: int,
-    shards: int,
-    padded_width: int,
-    dtype=None,
+  shape: tuple[int, ...],
+  source_dtype,
+  *,
+  scan_axes: tuple[int, ...],
+  axis: int,
+  shards: int,
+  padded_width: int,
+  dtype=None,
 ) -> Layout:
   """Zero padding at the end of each of `shards` equal parts of a block axis.
 
@@ -359,30 +358,30 @@ def pad_layout(
   block = [d for a, d in enumerate(shape) if a not in scan_axes]
   axis = axis % len(block)
   per, per_padded = _shard_widths(
-      f"axis {axis}", block[axis], padded_width, shards, shape
+    f"axis {axis}", block[axis], padded_width, shards, shape
   )
   segments = []
   for shard in range(shards):
     for pair in _chunks(0, shard * per, per, per_padded, 0):
       segments.extend(pair)
   return Layout(
-      shape=tuple(shape),
-      scan_axes=scan_axes,
-      axis=axis,
-      segments=merge(segments),
-      **_dtypes(dtype, source_dtype),
+    shape=tuple(shape),
+    scan_axes=scan_axes,
+    axis=axis,
+    segments=merge(segments),
+    **_dtypes(dtype, source_dtype),
   )
 
 
 def repeat_layout(
-    shape: tuple[int, ...],
-    source_dtype,
-    *,
-    scan_axes: tuple[int, ...],
-    axis: int,
-    repeats: int,
-    group: int = 1,
-    dtype=None,
+  shape: tuple[int, ...],
+  source_dtype,
+  *,
+  scan_axes: tuple[int, ...],
+  axis: int,
+  repeats: int,
+  group: int = 1,
+  dtype=None,
 ) -> Layout:
   """Each head repeated `repeats` times in place: 0 0 1 1, never 0 1 0 1.
 
@@ -406,20 +405,20 @@ def repeat_layout(
   axis = axis % len(block)
   if repeats < 1 or group < 1 or block[axis] % group:
     raise ValueError(
-        f"`repeats` {repeats} and `group` {group} do not fit axis {axis} of a"
-        f" source of shape {tuple(shape)}; `group` must divide the axis"
+      f"`repeats` {repeats} and `group` {group} do not fit axis {axis} of a"
+      f" source of shape {tuple(shape)}; `group` must divide the axis"
     )
   segments = [
-      Segment(source=0, start=head, length=group)
-      for head in range(0, block[axis], group)
-      for _ in range(repeats)
+    Segment(source=0, start=head, length=group)
+    for head in range(0, block[axis], group)
+    for _ in range(repeats)
   ]
   return Layout(
-      shape=tuple(shape),
-      scan_axes=scan_axes,
-      axis=axis,
-      segments=merge(segments),
-      **_dtypes(dtype, source_dtype),
+    shape=tuple(shape),
+    scan_axes=scan_axes,
+    axis=axis,
+    segments=merge(segments),
+    **_dtypes(dtype, source_dtype),
   )
 
 
@@ -427,9 +426,9 @@ def _shard_widths(what, width, padded, shards, shape) -> tuple[int, int]:
   """Width of one shard before and after padding."""
   if shards < 1 or width % shards or padded % shards or padded < width:
     raise ValueError(
-        f"{what} width {width} cannot be padded to {padded} in {shards}"
-        f" shard(s) (source {tuple(shape)}): both must divide by the shards"
-        " and padding cannot shrink; change `moe_mlp_tp_size` or"
-        " `padded_base_moe_mlp_dim`"
+      f"{what} width {width} cannot be padded to {padded} in {shards}"
+      f" shard(s) (source {tuple(shape)}): both must divide by the shards"
+      " and padding cannot shrink; change `moe_mlp_tp_size` or"
+      " `padded_base_moe_mlp_dim`"
     )
   return width // shards, padded // shards

@@ -33,11 +33,8 @@ from jax.experimental.pallas import tpu as pltpu
 import jax.numpy as jnp
 import numpy as np
 
-from laneweave.kernels import cast
-from laneweave.kernels import digest
+from laneweave.kernels import cast, digest, physical, tiling
 from laneweave.kernels import layout as layout_lib
-from laneweave.kernels import physical
-from laneweave.kernels import tiling
 
 _FLOAT16 = jnp.dtype("float16")
 
@@ -62,20 +59,18 @@ class Geometry:
   def source_axes(self) -> tuple[int | None, ...]:
     """For each source dimension in order: its block axis, None if stacked."""
     block = [
-        a
-        for a in range(len(self.layout.shape))
-        if a not in self.layout.scan_axes
+      a for a in range(len(self.layout.shape)) if a not in self.layout.scan_axes
     ]
     return tuple(
-        None if a in self.layout.scan_axes else block.index(a)
-        for a in self.source_order
+      None if a in self.layout.scan_axes else block.index(a)
+      for a in self.source_order
     )
 
 
 def geometry(
-    layout: layout_lib.Layout,
-    source_order: tuple[int, ...] | None = None,
-    out_order: tuple[int, ...] | None = None,
+  layout: layout_lib.Layout,
+  source_order: tuple[int, ...] | None = None,
+  out_order: tuple[int, ...] | None = None,
 ) -> Geometry:
   """Settles the physical orders a kernel works in.
 
@@ -92,7 +87,7 @@ def geometry(
   if out_order is None:
     out_order = physical.tpu_order(layout.out_shape, layout.dtype)
   found = Geometry(
-      layout=layout, source_order=source_order, out_order=out_order, swap=False
+    layout=layout, source_order=source_order, out_order=out_order, swap=False
   )
   kept = tuple(a for a in found.source_axes if a is not None)
   if kept == out_order:
@@ -103,8 +98,8 @@ def geometry(
     return dataclasses.replace(found, swap=True)
   block = [a for a in range(len(layout.shape)) if a not in layout.scan_axes]
   return dataclasses.replace(
-      found,
-      source_order=(*layout.scan_axes, *(block[a] for a in out_order)),
+    found,
+    source_order=(*layout.scan_axes, *(block[a] for a in out_order)),
   )
 
 
@@ -141,7 +136,7 @@ def blocking(geo: Geometry, budget: int) -> Blocking:
   layout = geo.layout
   rank = len(layout.out_shape)
   rebuilt = layout.axis
-  whole = None if rebuilt is None else layout.block_shape[rebuilt]
+  whole = 0 if rebuilt is None else layout.block_shape[rebuilt]
   granularity = _granularity(geo)
   # Long runs in HBM first: the minor axis, then outward.
   growth = tuple(a for a in reversed(geo.out_order) if a != rebuilt)
@@ -151,47 +146,47 @@ def blocking(geo: Geometry, budget: int) -> Blocking:
 
     def step_bytes(sizes, group=group):
       extents = [
-          0
-          if axis is not None
-          else (group if a == layout.scan_axes[0] else layout.shape[a])
-          for a, axis in zip(geo.source_order, geo.source_axes, strict=True)
+        0
+        if axis is not None
+        else (group if a == layout.scan_axes[0] else layout.shape[a])
+        for a, axis in zip(geo.source_order, geo.source_axes, strict=True)
       ]
       source = tiling.Buffer(
-          axes=geo.source_axes,
-          sizes=tuple(extents),
-          itemsize=layout.source_dtype.itemsize,
-          count=layout.operands,
+        axes=geo.source_axes,
+        sizes=tuple(extents),
+        itemsize=layout.source_dtype.itemsize,
+        count=layout.operands,
       )
       out = tiling.Buffer(
-          axes=geo.out_order,
-          sizes=(0,) * rank,
-          itemsize=layout.dtype.itemsize,
-          count=group * inner,
+        axes=geo.out_order,
+        sizes=(0,) * rank,
+        itemsize=layout.dtype.itemsize,
+        count=group * inner,
       )
       return tiling.block_bytes(
-          source, sizes, rebuilt, whole
+        source, sizes, rebuilt, whole
       ) + tiling.block_bytes(
-          out,
-          sizes,
-          rebuilt,
-          None if rebuilt is None else layout.out_shape[rebuilt],
+        out,
+        sizes,
+        rebuilt,
+        0 if rebuilt is None else layout.out_shape[rebuilt],
       )
 
     tiles = tiling.choose(
-        layout.out_shape, granularity, growth, step_bytes, budget
+      layout.out_shape, granularity, growth, step_bytes, budget
     )
     if tiles is not None:
       grid = tiling.steps(layout.out_shape, tiles.sizes)
       return Blocking(
-          group=group,
-          sizes=tiles.sizes,
-          grid=tuple(grid[a] for a in geo.out_order),
-          vmem_bytes=tiles.vmem_bytes,
+        group=group,
+        sizes=tiles.sizes,
+        grid=tuple(grid[a] for a in geo.out_order),
+        vmem_bytes=tiles.vmem_bytes,
       )
   raise ValueError(
-      f"a source of shape {layout.shape} has no block that fits"
-      f" {budget} bytes of VMEM: axis {layout.source_axis} is rebuilt and must"
-      " be whole within a block; shard that axis on the trainer"
+    f"a source of shape {layout.shape} has no block that fits"
+    f" {budget} bytes of VMEM: axis {layout.source_axis} is rebuilt and must"
+    " be whole within a block; shard that axis on the trainer"
   )
 
 
@@ -202,9 +197,9 @@ def _granularity(geo: Geometry) -> tuple[int, ...]:
   rows = physical.SUBLANES * 4 // narrow
   least = [1] * len(layout.out_shape)
   for axes in (geo.source_axes, geo.out_order):
-    for position, unit in ((-1, physical.LANES), (-2, rows)):
-      if len(axes) >= -position and axes[position] is not None:
-        least[axes[position]] = max(least[axes[position]], unit)
+    for axis, unit in zip(axes[:-3:-1], (physical.LANES, rows), strict=False):
+      if axis is not None:
+        least[axis] = max(least[axis], unit)
   if len(layout.out_shape) == 1:
     # A one-dimensional array is tiled by 1024 elements, 32-bit words of
     # narrow types four tiles at a time.
@@ -212,8 +207,8 @@ def _granularity(geo: Geometry) -> tuple[int, ...]:
   if layout.axis is not None:
     least[layout.axis] = layout.out_shape[layout.axis]
   return tuple(
-      g if layout.out_shape[a] % g == 0 or layout.out_shape[a] > g else d
-      for a, (g, d) in enumerate(zip(least, layout.out_shape, strict=True))
+    g if layout.out_shape[a] % g == 0 or layout.out_shape[a] > g else d
+    for a, (g, d) in enumerate(zip(least, layout.out_shape, strict=True))
   )
 
 
@@ -224,8 +219,8 @@ def _groups(geo: Geometry, outer: int) -> list[int]:
     return [1]
   position = geo.source_order.index(layout.scan_axes[0]) - len(layout.shape)
   unit = {
-      -1: physical.LANES,
-      -2: physical.SUBLANES * 4 // layout.source_dtype.itemsize,
+    -1: physical.LANES,
+    -2: physical.SUBLANES * 4 // layout.source_dtype.itemsize,
   }.get(position, 1)
   sizes = {outer}
   size = -(-outer // 2 // unit) * unit
@@ -238,14 +233,14 @@ def _groups(geo: Geometry, outer: int) -> list[int]:
 
 
 def relayout(
-    layout: layout_lib.Layout,
-    *sources: jax.Array,
-    bases: jax.Array | None = None,
-    source_order: tuple[int, ...] | None = None,
-    out_order: tuple[int, ...] | None = None,
-    interpret: object = False,
-    budget: int | None = None,
-    emit: bool = True,
+  layout: layout_lib.Layout,
+  *sources: jax.Array,
+  bases: jax.Array | None = None,
+  source_order: tuple[int, ...] | None = None,
+  out_order: tuple[int, ...] | None = None,
+  interpret: object = False,
+  budget: int | None = None,
+  emit: bool = True,
 ) -> tuple[tuple[jax.Array, ...], tuple[jax.Array, ...]]:
   """Runs a layout as Pallas TPU kernels.
 
@@ -268,24 +263,20 @@ def relayout(
   """
   geo = geometry(layout, source_order, out_order)
   cut = blocking(geo, tiling.vmem_budget() if budget is None else budget)
-  operands = [
-      _vector_bits(jnp.transpose(x, geo.source_order)) for x in sources
-  ]
+  operands = [_vector_bits(jnp.transpose(x, geo.source_order)) for x in sources]
   outer = layout.shape[layout.scan_axes[0]] if layout.scan_axes else 1
   outputs, prints = [], []
   for start in range(0, outer, cut.group):
     layers = min(cut.group, outer - start)
     outs, words = _call(
-        geo, cut, operands, bases, start, layers, interpret, emit
+      geo, cut, operands, bases, start, layers, interpret, emit
     )
     outputs.extend(outs)
     prints.extend(words)
   inverse = tuple(np.argsort(geo.out_order))
   outputs = [jnp.transpose(x, inverse) for x in outputs]
   if outputs and outputs[0].dtype != layout.dtype:
-    outputs = [
-        jax.lax.bitcast_convert_type(x, layout.dtype) for x in outputs
-    ]
+    outputs = [jax.lax.bitcast_convert_type(x, layout.dtype) for x in outputs]
   return tuple(outputs), tuple(prints)
 
 
@@ -300,12 +291,13 @@ def _call(geo, cut, operands, bases, start, layers, interpret, emit):
   """One pallas_call: `layers` indices of the outer stacked axis from `start`."""
   layout = geo.layout
   inner = layout.num_outputs // (
-      layout.shape[layout.scan_axes[0]] if layout.scan_axes else 1
+    layout.shape[layout.scan_axes[0]] if layout.scan_axes else 1
   )
   count = layers * inner
   position = {a: i for i, a in enumerate(geo.out_order)}
 
-  source_block, source_index = [], []
+  source_block: list[int] = []
+  source_index: list[int | None] = []  # None: the grid's own index
   for a, axis in zip(geo.source_order, geo.source_axes, strict=True):
     if axis is None:
       outermost = a == layout.scan_axes[0]
@@ -314,18 +306,18 @@ def _call(geo, cut, operands, bases, start, layers, interpret, emit):
     else:
       whole = axis == layout.axis
       source_block.append(
-          layout.block_shape[axis] if whole else cut.sizes[axis]
+        layout.block_shape[axis] if whole else cut.sizes[axis]
       )
       source_index.append(None if not whole else 0)
   source_grid = [
-      None if axis is None else position[axis] for axis in geo.source_axes
+    0 if axis is None else position[axis] for axis in geo.source_axes
   ]
 
   def source_map(*args):
     grid = args[: len(cut.grid)]
     return tuple(
-        grid[g] if index is None else index
-        for index, g in zip(source_index, source_grid, strict=True)
+      grid[g] if index is None else index
+      for index, g in zip(source_index, source_grid, strict=True)
     )
 
   def out_map(*args):
@@ -349,25 +341,27 @@ def _call(geo, cut, operands, bases, start, layers, interpret, emit):
     # Whole lanes, so that XLA has one way of laying the array out.
     wide = -(-lanes // physical.LANES) * physical.LANES
     out_specs.append(
-        pl.BlockSpec((count, digest.WORDS, wide), lambda *_: (0, 0, 0))
+      pl.BlockSpec((count, digest.WORDS, wide), lambda *_: (0, 0, 0))
     )
     out_shapes.append(
-        jax.ShapeDtypeStruct((count, digest.WORDS, wide), jnp.int32)
+      jax.ShapeDtypeStruct((count, digest.WORDS, wide), jnp.int32)
     )
-    scratch = [pltpu.VMEM((count, digest.WORDS, _acc_rows(geo, cut), lanes), jnp.int32)]
+    scratch = [
+      pltpu.VMEM((count, digest.WORDS, _acc_rows(geo, cut), lanes), jnp.int32)
+    ]
   results = pl.pallas_call(
-      functools.partial(_kernel, geo, cut, count, len(operands), outs),
-      grid_spec=pltpu.PrefetchScalarGridSpec(
-          num_scalar_prefetch=len(prefetch),
-          grid=cut.grid,
-          in_specs=in_specs,
-          out_specs=out_specs,
-          scratch_shapes=scratch,
-      ),
-      out_shape=out_shapes,
-      interpret=interpret,
-      compiler_params=tiling.compiler_params(cut.vmem_bytes),
-      name="laneweave_relayout",
+    functools.partial(_kernel, geo, cut, count, len(operands), outs),
+    grid_spec=pltpu.PrefetchScalarGridSpec(
+      num_scalar_prefetch=len(prefetch),
+      grid=cut.grid,
+      in_specs=in_specs,
+      out_specs=out_specs,
+      scratch_shapes=scratch,
+    ),
+    out_shape=out_shapes,
+    interpret=interpret,
+    compiler_params=tiling.compiler_params(cut.vmem_bytes),
+    name="laneweave_relayout",
   )(*prefetch, *operands)
   return results[:outs], results[outs:]
 
@@ -392,7 +386,7 @@ def _kernel(geo, cut, count, operands, emitted, *refs):
     words_ref, acc_ref = refs[operands + emitted :]
     weights = _axis_weights(geo, cut, bases_ref)
     first = functools.reduce(
-        jnp.logical_and, [pl.program_id(i) == 0 for i in range(len(cut.grid))]
+      jnp.logical_and, [pl.program_id(i) == 0 for i in range(len(cut.grid))]
     )
 
     @pl.when(first)
@@ -402,9 +396,10 @@ def _kernel(geo, cut, count, operands, emitted, *refs):
   for n in range(count):
     index = (n,)
     if inner_shape:
-      index = (n // math.prod(inner_shape), *np.unravel_index(
-          n % math.prod(inner_shape), inner_shape
-      ))
+      index = (
+        n // math.prod(inner_shape),
+        *np.unravel_index(n % math.prod(inner_shape), inner_shape),
+      )
     at = dict(zip(layout.scan_axes, map(int, index), strict=False))
     with jax.named_scope("rebuild"):
       block = _rebuild(geo, [_layer(geo, ref, at) for ref in sources])
@@ -418,8 +413,8 @@ def _kernel(geo, cut, count, operands, emitted, *refs):
         _accumulate(layout, block, weights, acc_ref, n)
   if printing:
     last = functools.reduce(
-        jnp.logical_and,
-        [pl.program_id(i) == size - 1 for i, size in enumerate(cut.grid)],
+      jnp.logical_and,
+      [pl.program_id(i) == size - 1 for i, size in enumerate(cut.grid)],
     )
 
     @pl.when(last)
@@ -428,15 +423,15 @@ def _kernel(geo, cut, count, operands, emitted, *refs):
         words_ref[...] = jnp.zeros(words_ref.shape, words_ref.dtype)
       for n, w in itertools.product(range(count), range(digest.WORDS)):
         words_ref[n, w : w + 1, : acc_ref.shape[-1]] = jnp.sum(
-            acc_ref[n, w], axis=0, keepdims=True, dtype=jnp.int32
+          acc_ref[n, w], axis=0, keepdims=True, dtype=jnp.int32
         )
 
 
 def _layer(geo, ref, at):
   """One layer's box of a source, at least two-dimensional."""
   index = tuple(
-      slice(None) if axis is not None else at[a]
-      for a, axis in zip(geo.source_order, geo.source_axes, strict=True)
+    slice(None) if axis is not None else at[a]
+    for a, axis in zip(geo.source_order, geo.source_axes, strict=True)
   )
   if ref.dtype == _FLOAT16:
     # The whole box at once: the interpreter does not index a bitcast ref.
@@ -462,14 +457,14 @@ def _rebuild(geo, blocks):
     # Shuffles inside packed words: done on 32-bit values. Bits are carried as
     # integers where the dtype stays, so that no NaN is touched.
     blocks = [
-        _widen_bits(b) if exact else b.astype(jnp.float32) for b in blocks
+      _widen_bits(b) if exact else b.astype(jnp.float32) for b in blocks
     ]
   if geo.swap:
     blocks = [jnp.swapaxes(b, -1, -2) for b in blocks]
   block = blocks[0]
   if axis is not None:
     block = jnp.concatenate(
-        [_piece(blocks, s, axis) for s in layout.segments], axis=axis
+      [_piece(blocks, s, axis) for s in layout.segments], axis=axis
     )
   if exact:
     return _narrow_bits(block, layout.dtype)
@@ -484,7 +479,7 @@ def _aligned(layout, axis):
   narrow = min(layout.source_dtype.itemsize, layout.dtype.itemsize)
   unit = physical.LANES if axis == -1 else physical.SUBLANES * 4 // narrow
   return all(
-      s.start % unit == 0 and s.length % unit == 0 for s in layout.segments
+    s.start % unit == 0 and s.length % unit == 0 for s in layout.segments
   )
 
 
@@ -496,10 +491,10 @@ def _piece(blocks, segment, axis):
     shape[axis] = segment.length
     return jnp.zeros(shape, like.dtype)
   return jax.lax.slice_in_dim(
-      blocks[segment.source],
-      segment.start,
-      segment.start + segment.length,
-      axis=like.ndim + axis,
+    blocks[segment.source],
+    segment.start,
+    segment.start + segment.length,
+    axis=like.ndim + axis,
   )
 
 
@@ -534,11 +529,13 @@ def _axis_weights(geo, cut, bases_ref):
       size = cut.sizes[a]
       shape = [1] * max(rank, 2)
       shape[i - rank] = size
-      local = jax.lax.broadcasted_iota(jnp.int32, tuple(shape), len(shape) + i - rank)
+      local = jax.lax.broadcasted_iota(
+        jnp.int32, tuple(shape), len(shape) + i - rank
+      )
       local = local + pl.program_id(i) * size
       weight = digest.axis_weight(
-          local.astype(jnp.uint32),
-          bases_ref[w * rank + a],
+        local.astype(jnp.uint32),
+        bases_ref[w * rank + a],
       )
       if layout.out_shape[a] % size:
         weight = jnp.where(local < layout.out_shape[a], weight, jnp.uint32(0))
@@ -564,12 +561,14 @@ def _accumulate(layout, block, weights, acc_ref, n):
       total = total * weight.reshape(weight.shape[-total.ndim :])
       if total.ndim > 2:
         total = functools.reduce(
-            jnp.add, [total[i] for i in range(total.shape[0])]
+          jnp.add, [total[i] for i in range(total.shape[0])]
         )
     total = jax.lax.bitcast_convert_type(
-        _fold(_fold_rows(total, acc_ref.shape[-2]) * last.reshape(1, -1),
-              acc_ref.shape[-1]),
-        jnp.int32,
+      _fold(
+        _fold_rows(total, acc_ref.shape[-2]) * last.reshape(1, -1),
+        acc_ref.shape[-1],
+      ),
+      jnp.int32,
     )
     acc_ref[n, w] = acc_ref[n, w] + total
 
@@ -581,14 +580,11 @@ def _fold_rows(x, rows):
   if rows == 1:
     signed = jax.lax.bitcast_convert_type(x, jnp.int32)
     return jax.lax.bitcast_convert_type(
-        jnp.sum(signed, axis=0, keepdims=True, dtype=jnp.int32), jnp.uint32
+      jnp.sum(signed, axis=0, keepdims=True, dtype=jnp.int32), jnp.uint32
     )
   return functools.reduce(
-      jnp.add,
-      [
-          jax.lax.slice_in_dim(x, i, i + rows)
-          for i in range(0, x.shape[0], rows)
-      ],
+    jnp.add,
+    [jax.lax.slice_in_dim(x, i, i + rows) for i in range(0, x.shape[0], rows)],
   )
 
 
@@ -597,9 +593,9 @@ def _fold(x, lanes):
   if x.shape[1] == lanes:
     return x
   return functools.reduce(
-      jnp.add,
-      [
-          jax.lax.slice_in_dim(x, i, i + lanes, axis=1)
-          for i in range(0, x.shape[1], lanes)
-      ],
+    jnp.add,
+    [
+      jax.lax.slice_in_dim(x, i, i + lanes, axis=1)
+      for i in range(0, x.shape[1], lanes)
+    ],
   )

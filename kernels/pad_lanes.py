@@ -8,14 +8,14 @@ from laneweave.kernels import layout as layout_lib
 
 
 def pad_lanes(
-    x: jax.Array | np.ndarray,
-    *,
-    scan_axis: int | tuple[int, ...] | None = 1,
-    axis: int = -2,
-    shards: int = 1,
-    padded_width: int,
-    dtype=None,
-    backend: str = "auto",
+  x: jax.Array | np.ndarray,
+  *,
+  scan_axis: int | tuple[int, ...] | None = 1,
+  axis: int = -2,
+  shards: int = 1,
+  padded_width: int,
+  dtype=None,
+  backend: str = "auto",
 ) -> tuple[jax.Array, ...]:
   """Each layer with exact +0.0 at the end of every shard of one axis.
 
@@ -40,12 +40,12 @@ def pad_lanes(
   """
   axes = call.scan_axes("x", x, scan_axis)
   layout = layout_lib.pad_layout(
-      x.shape,
-      x.dtype,
-      scan_axes=axes,
-      axis=axis,
-      shards=shards,
-      padded_width=padded_width,
-      dtype=dtype,
+    x.shape,
+    x.dtype,
+    scan_axes=axes,
+    axis=axis,
+    shards=shards,
+    padded_width=padded_width,
+    dtype=dtype,
   )
   return call.call(layout, x, backend=backend)

@@ -57,11 +57,11 @@ def tpu_order(shape: tuple[int, ...], dtype: np.dtype) -> tuple[int, ...]:
   if rank < 2:
     return row_major
   return min(
-      itertools.permutations(row_major),
-      key=lambda order: (
-          padded_bytes(tuple(shape[a] for a in order), dtype.itemsize),
-          order,
-      ),
+    itertools.permutations(row_major),
+    key=lambda order: (
+      padded_bytes(tuple(shape[a] for a in order), dtype.itemsize),
+      order,
+    ),
   )
 
 

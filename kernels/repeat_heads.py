@@ -8,14 +8,14 @@ from laneweave.kernels import layout as layout_lib
 
 
 def repeat_heads(
-    x: jax.Array | np.ndarray,
-    *,
-    scan_axis: int | tuple[int, ...] | None = 1,
-    axis: int = -2,
-    repeats: int,
-    group: int = 1,
-    dtype=None,
-    backend: str = "auto",
+  x: jax.Array | np.ndarray,
+  *,
+  scan_axis: int | tuple[int, ...] | None = 1,
+  axis: int = -2,
+  repeats: int,
+  group: int = 1,
+  dtype=None,
+  backend: str = "auto",
 ) -> tuple[jax.Array, ...]:
   """Each layer with every head repeated in place: 0 0 1 1, never 0 1 0 1.
 
@@ -39,12 +39,12 @@ def repeat_heads(
   """
   axes = call.scan_axes("x", x, scan_axis)
   layout = layout_lib.repeat_layout(
-      x.shape,
-      x.dtype,
-      scan_axes=axes,
-      axis=axis,
-      repeats=repeats,
-      group=group,
-      dtype=dtype,
+    x.shape,
+    x.dtype,
+    scan_axes=axes,
+    axis=axis,
+    repeats=repeats,
+    group=group,
+    dtype=dtype,
   )
   return call.call(layout, x, backend=backend)

@@ -68,13 +68,17 @@ class Tiles:
 
 
 def block_bytes(
-    buffer: Buffer, sizes: collections.abc.Sequence[int], rebuilt: int | None,
-    rebuilt_size: int
+  buffer: Buffer,
+  sizes: collections.abc.Sequence[int],
+  rebuilt: int | None,
+  rebuilt_size: int,
 ) -> int:
   """Padded bytes of one step's blocks of a buffer's arrays."""
   shape = [
-      extent if axis is None else (rebuilt_size if axis == rebuilt else sizes[axis])
-      for axis, extent in zip(buffer.axes, buffer.sizes, strict=True)
+    extent
+    if axis is None
+    else (rebuilt_size if axis == rebuilt else sizes[axis])
+    for axis, extent in zip(buffer.axes, buffer.sizes, strict=True)
   ]
   if len(shape) == 1:
     shape = [1, *shape]
@@ -82,11 +86,11 @@ def block_bytes(
 
 
 def choose(
-    out_shape: tuple[int, ...],
-    granularity: tuple[int, ...],
-    growth_order: tuple[int, ...],
-    step_bytes_of: collections.abc.Callable[[tuple[int, ...]], int],
-    budget: int,
+  out_shape: tuple[int, ...],
+  granularity: tuple[int, ...],
+  growth_order: tuple[int, ...],
+  step_bytes_of: collections.abc.Callable[[tuple[int, ...]], int],
+  budget: int,
 ) -> Tiles | None:
   """Block sizes that fit the budget and move enough per step.
 
@@ -125,9 +129,7 @@ def _candidates(size: int, granularity: int) -> list[int]:
   if granularity >= size:
     return [size]
   exact = [
-      n
-      for n in range(granularity, size + 1, granularity)
-      if size % n == 0
+    n for n in range(granularity, size + 1, granularity) if size % n == 0
   ]
   if not any(granularity < n <= 16 * granularity for n in exact):
     n = granularity
@@ -137,11 +139,11 @@ def _candidates(size: int, granularity: int) -> list[int]:
   return sorted({*exact, size})
 
 
-def steps(out_shape: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[int, ...]:
+def steps(
+  out_shape: tuple[int, ...], sizes: tuple[int, ...]
+) -> tuple[int, ...]:
   """Grid: steps along each axis."""
-  return tuple(
-      math.ceil(d / s) for d, s in zip(out_shape, sizes, strict=True)
-  )
+  return tuple(math.ceil(d / s) for d, s in zip(out_shape, sizes, strict=True))
 
 
 def compiler_params(tiles_bytes: int) -> pltpu.CompilerParams:
@@ -151,12 +153,11 @@ def compiler_params(tiles_bytes: int) -> pltpu.CompilerParams:
 
 
 __all__ = [
-    "Buffer",
-    "Tiles",
-    "block_bytes",
-    "choose",
-    "compiler_params",
-    "steps",
-    "vmem_budget",
+  "Buffer",
+  "Tiles",
+  "block_bytes",
+  "choose",
+  "compiler_params",
+  "steps",
+  "vmem_budget",
 ]
-

@@ -8,11 +8,11 @@ from laneweave.kernels import layout as layout_lib
 
 
 def unscan(
-    x: jax.Array | np.ndarray,
-    *,
-    scan_axis: int | tuple[int, ...] | None = 1,
-    dtype=None,
-    backend: str = "auto",
+  x: jax.Array | np.ndarray,
+  *,
+  scan_axis: int | tuple[int, ...] | None = 1,
+  dtype=None,
+  backend: str = "auto",
 ) -> tuple[jax.Array, ...]:
   """One array per index of the stacked axis.
 
@@ -33,6 +33,6 @@ def unscan(
   """
   axes = call.scan_axes("x", x, scan_axis)
   layout = layout_lib.unscan_layout(
-      x.shape, x.dtype, scan_axes=axes, dtype=dtype
+    x.shape, x.dtype, scan_axes=axes, dtype=dtype
   )
   return call.call(layout, x, backend=backend)

@@ -14,7 +14,7 @@ from laneweave.kernels import layout as layout_lib
 
 
 def relayout(
-    layout: layout_lib.Layout, *sources: jax.Array
+  layout: layout_lib.Layout, *sources: jax.Array
 ) -> tuple[jax.Array, ...]:
   """Runs a layout.
 
@@ -47,8 +47,8 @@ def _rebuild(layout, blocks):
       pieces.append(jnp.zeros(shape, layout.dtype))
     else:
       pieces.append(
-          jax.lax.slice_in_dim(
-              blocks[s.source], s.start, s.start + s.length, axis=layout.axis
-          )
+        jax.lax.slice_in_dim(
+          blocks[s.source], s.start, s.start + s.length, axis=layout.axis
+        )
       )
   return jnp.concatenate(pieces, axis=layout.axis)

@@ -11,20 +11,20 @@ from laneweave.kernels import execute
 ROLLOUT_BACKENDS = ("maxtext", "vllm_torchax")
 _ALIASES = {"bf16": "bfloat16", "fp32": "float32", "fp16": "float16"}
 _FROM_MAXTEXT = (
-    "num_decoder_layers",
-    "scan_layers",
-    "param_scan_axis",
-    "inhomogeneous_layer_cycle_interval",
-    "prefuse_moe_weights",
-    "padded_base_moe_mlp_dim",
-    "moe_mlp_tp_size",
-    "base_num_kv_heads",
-    "kv_tp_size",
-    "rollout_tensor_parallelism",
-    "rollout_backend",
-    "weight_dtype",
-    "use_raiden_ffi",
-    "weight_sync_debug",
+  "num_decoder_layers",
+  "scan_layers",
+  "param_scan_axis",
+  "inhomogeneous_layer_cycle_interval",
+  "prefuse_moe_weights",
+  "padded_base_moe_mlp_dim",
+  "moe_mlp_tp_size",
+  "base_num_kv_heads",
+  "kv_tp_size",
+  "rollout_tensor_parallelism",
+  "rollout_backend",
+  "weight_dtype",
+  "use_raiden_ffi",
+  "weight_sync_debug",
 )
 
 
@@ -104,27 +104,26 @@ class SyncConfig:
     at_least("rollout_tensor_parallelism", -1)
     if self.moe_lane_size not in (0, 128):
       problems.append(
-          f"`moe_lane_size` {self.moe_lane_size!r} must be 0 (gate then up per"
-          " shard) or 128 (chunks of 128 lanes)"
+        f"`moe_lane_size` {self.moe_lane_size!r} must be 0 (gate then up per"
+        " shard) or 128 (chunks of 128 lanes)"
       )
     if self.rollout_backend not in ROLLOUT_BACKENDS:
       problems.append(
-          f"`rollout_backend` {self.rollout_backend!r} is not one of"
-          f" {', '.join(ROLLOUT_BACKENDS)}"
+        f"`rollout_backend` {self.rollout_backend!r} is not one of"
+        f" {', '.join(ROLLOUT_BACKENDS)}"
       )
     if self.kernel_backend not in execute.BACKENDS:
       problems.append(
-          f"`kernel_backend` {self.kernel_backend!r} is not one of"
-          f" {', '.join(execute.BACKENDS)}"
+        f"`kernel_backend` {self.kernel_backend!r} is not one of"
+        f" {', '.join(execute.BACKENDS)}"
       )
     if self.use_raiden_ffi not in (None, True, False):
       problems.append(
-          f"`use_raiden_ffi` {self.use_raiden_ffi!r} must be None, True or"
-          " False"
+        f"`use_raiden_ffi` {self.use_raiden_ffi!r} must be None, True or False"
       )
     if isinstance(self.keep_dtype, str):
       problems.append(
-          f"`keep_dtype` {self.keep_dtype!r} must be a tuple of patterns"
+        f"`keep_dtype` {self.keep_dtype!r} must be a tuple of patterns"
       )
     else:
       object.__setattr__(self, "keep_dtype", tuple(self.keep_dtype))
@@ -153,9 +152,9 @@ class SyncConfig:
     missing = [f for f in wanted if not hasattr(config, f)]
     if missing:
       raise ValueError(
-          f"the MaxText configuration has no {', '.join(missing)}; pass a"
-          " complete one (maxtext 0.2.5 has every field), or the missing fields"
-          " as overrides"
+        f"the MaxText configuration has no {', '.join(missing)}; pass a"
+        " complete one (maxtext 0.2.5 has every field), or the missing fields"
+        " as overrides"
       )
     return cls(**{f: getattr(config, f) for f in wanted}, **overrides)
 
@@ -193,6 +192,6 @@ def dtype_name(dtype: Any) -> str:
     found = None
   if found is None or not jnp.issubdtype(found, jnp.floating):
     raise ValueError(
-        f"{dtype!r} is not a floating-point dtype, such as bfloat16 or float32"
+      f"{dtype!r} is not a floating-point dtype, such as bfloat16 or float32"
     )
   return found.name

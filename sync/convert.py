@@ -13,22 +13,19 @@ from typing import Any
 
 from absl import logging
 import jax
-from jax.sharding import PartitionSpec
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 import numpy as np
 
-from laneweave.kernels import call
-from laneweave.kernels import digest
-from laneweave.kernels import execute
+from laneweave.kernels import call, digest, execute
 from laneweave.kernels import layout as layout_lib
-from laneweave.sync import fingerprints
+from laneweave.sync import fingerprints, shards
 from laneweave.sync import plan as plan_lib
-from laneweave.sync import shards
 from laneweave.sync import tree as tree_lib
 from laneweave.sync.config import SyncConfig
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _program(layout, place, backend, order, printing):
   """Compiles one layout for sources in one place."""
 
@@ -38,16 +35,17 @@ def _program(layout, place, backend, order, printing):
     else:
       parts = [place.parts(a) for a in range(len(layout.shape))]
       part = shards.localize(layout, parts)
+      assert part is not None, "shards.movable chooses places that localize"
     out = _out_place(layout, place)
     bases = None
     if printing:
       bases = digest.salts(seed, len(part.out_shape))
       if place.mesh is not None:
         bases = bases + jnp.tile(
-            shards.first_index(out, part.out_shape), digest.WORDS
+          shards.first_index(out, part.out_shape), digest.WORDS
         )
     outputs, words = execute.run(
-        part, *sources, backend=backend, bases=bases, source_order=order
+      part, *sources, backend=backend, bases=bases, source_order=order
     )
     keep = jnp.int32(1)
     if place.mesh is not None:
@@ -57,31 +55,29 @@ def _program(layout, place, backend, order, printing):
   if place.mesh is None:
     return jax.jit(local)
   return jax.jit(
-      jax.shard_map(
-          local,
-          mesh=place.mesh,
-          in_specs=(
-              PartitionSpec(),
-              *([shards.to_partition_spec(place.spec)] * layout.operands),
-          ),
-          out_specs=(
-              shards.to_partition_spec(_out_place(layout, place).spec),
-              PartitionSpec(place.mesh.axis_names),
-          ),
-          check_vma=False,
-      )
+    jax.shard_map(
+      local,
+      mesh=place.mesh,
+      in_specs=(
+        PartitionSpec(),
+        *([shards.to_partition_spec(place.spec)] * layout.operands),
+      ),
+      out_specs=(
+        shards.to_partition_spec(_out_place(layout, place).spec),
+        PartitionSpec(place.mesh.axis_names),
+      ),
+      check_vma=False,
+    )
   )
 
 
 def _out_place(layout, place):
   """Placement of a layout's outputs, given that of its sources."""
   return shards.Placement(
-      mesh=place.mesh,
-      spec=tuple(
-          names
-          for a, names in enumerate(place.spec)
-          if a not in layout.scan_axes
-      ),
+    mesh=place.mesh,
+    spec=tuple(
+      names for a, names in enumerate(place.spec) if a not in layout.scan_axes
+    ),
   )
 
 
@@ -104,9 +100,9 @@ class Converter:
     self._debug = cfg.weight_sync_debug
 
   def run(
-      self,
-      flat: dict[str, Any],
-      seed: np.ndarray | tuple[int, int] | None = None,
+    self,
+    flat: dict[str, Any],
+    seed: np.ndarray | tuple[int, int] | None = None,
   ) -> tuple[dict[str, jax.Array], dict[str, np.ndarray]]:
     """Converts everything.
 
@@ -129,13 +125,13 @@ class Converter:
     return outputs, prints
 
   def pieces(
-      self,
-      flat: dict[str, Any],
-      *,
-      seed: np.ndarray | tuple[int, int] | None = None,
-      printing: bool = False,
+    self,
+    flat: dict[str, Any],
+    *,
+    seed: np.ndarray | tuple[int, int] | None = None,
+    printing: bool = False,
   ) -> collections.abc.Iterator[
-      tuple[dict[str, jax.Array], tuple[jax.Array, ...]]
+    tuple[dict[str, jax.Array], tuple[jax.Array, ...]]
   ]:
     """Converts entry by entry.
 
@@ -150,7 +146,7 @@ class Converter:
     """
     seed = np.asarray(digest.DEFAULT_SEED if seed is None else seed, np.uint32)
     left = collections.Counter(
-        name for entry in self.plan.entries for name in entry.sources
+      name for entry in self.plan.entries for name in entry.sources
     )
     for entry in self.plan.entries:
       sources = [flat[name] for name in entry.sources]
@@ -169,12 +165,12 @@ class Converter:
     name = " + ".join(entry.sources)
     try:
       result = jax.block_until_ready(
-          self._launch(entry, sources, seed, printing)
+        self._launch(entry, sources, seed, printing)
       )
     except Exception as error:
       error.add_note(
-          f"weight_sync_debug: `{name}` failed; every parameter before it in"
-          " the plan was converted"
+        f"weight_sync_debug: `{name}` failed; every parameter before it in"
+        " the plan was converted"
       )
       raise
     logging.info("weight_sync_debug: %s -> %s", name, entry.targets[0])
@@ -189,21 +185,21 @@ class Converter:
       wanted = shards.movable(layout, place)
       if wanted != place:
         logging.log_first_n(
-            logging.WARNING,
-            "`%s` %s is sharded as %s, which its rollout layout cannot follow;"
-            " it is moved to %s before it is converted, every round",
-            1,
-            entry.sources[0],
-            list(layout.shape),
-            place.spec,
-            wanted.spec,
+          logging.WARNING,
+          "`%s` %s is sharded as %s, which its rollout layout cannot follow;"
+          " it is moved to %s before it is converted, every round",
+          1,
+          entry.sources[0],
+          list(layout.shape),
+          place.spec,
+          wanted.spec,
         )
       place = wanted
       arrays = [
-          x
-          if shards.placement(n, x) == place
-          else jax.device_put(x, place.sharding())
-          for n, x in zip(entry.sources, arrays, strict=True)
+        x
+        if shards.placement(n, x) == place
+        else jax.device_put(x, place.sharding())
+        for n, x in zip(entry.sources, arrays, strict=True)
       ]
     platform = next(iter(arrays[0].sharding.device_set)).platform
     backend = execute.resolve_backend(self._backend, platform)
@@ -213,7 +209,7 @@ class Converter:
 
 
 def convert(
-    params: Any, cfg: SyncConfig, target: Any = None
+  params: Any, cfg: SyncConfig, target: Any = None
 ) -> dict[str, jax.Array]:
   """Converts a trainer's tree to the rollout's arrays.
 
@@ -237,7 +233,7 @@ def convert(
 
 
 def convert_streaming(
-    params: Any, cfg: SyncConfig, target: Any = None
+  params: Any, cfg: SyncConfig, target: Any = None
 ) -> collections.abc.Iterator[dict[str, jax.Array]]:
   """Like `convert`, one source parameter (or gate and up pair) at a time.
 

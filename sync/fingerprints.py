@@ -8,13 +8,11 @@ import collections.abc
 import functools
 
 import jax
-from jax.sharding import PartitionSpec
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 import numpy as np
 
-from laneweave.kernels import call
-from laneweave.kernels import digest
-from laneweave.kernels import execute
+from laneweave.kernels import call, digest, execute
 from laneweave.sync import shards
 
 # Arrays fingerprinted by one launch: enough to hide the launch, few enough
@@ -23,7 +21,7 @@ _BATCH = 16
 
 
 def collect(
-    words: collections.abc.Sequence[np.ndarray],
+  words: collections.abc.Sequence[np.ndarray],
 ) -> np.ndarray:
   """Adds up what the devices summed.
 
@@ -35,14 +33,14 @@ def collect(
     uint32 [outputs, 2].
   """
   return np.concatenate(
-      [
-          digest.combine(np.ascontiguousarray(w)).sum(axis=0, dtype=np.uint32)
-          for w in words
-      ]
+    [
+      digest.combine(np.ascontiguousarray(w)).sum(axis=0, dtype=np.uint32)
+      for w in words
+    ]
   )
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _program(place, shape, count, backend, order):
   """Compiles the fingerprints of `count` arrays placed alike."""
 
@@ -51,14 +49,14 @@ def _program(place, shape, count, backend, order):
     keep = jnp.int32(1)
     if place.mesh is not None:
       bases = bases + jnp.tile(
-          shards.first_index(place, arrays[0].shape), digest.WORDS
+        shards.first_index(place, arrays[0].shape), digest.WORDS
       )
       keep = shards.is_first_replica(place)
     words = [
-        execute.fingerprint_words(
-            x, bases, backend=backend, source_order=order
-        ).astype(jnp.int32)
-        for x in arrays
+      execute.fingerprint_words(
+        x, bases, backend=backend, source_order=order
+      ).astype(jnp.int32)
+      for x in arrays
     ]
     return (jnp.concatenate(words) * keep)[None]
 
@@ -66,21 +64,21 @@ def _program(place, shape, count, backend, order):
     return jax.jit(local)
   spec = shards.to_partition_spec(place.spec)
   return jax.jit(
-      jax.shard_map(
-          local,
-          mesh=place.mesh,
-          in_specs=(PartitionSpec(), *([spec] * count)),
-          out_specs=PartitionSpec(place.mesh.axis_names),
-          check_vma=False,
-      )
+    jax.shard_map(
+      local,
+      mesh=place.mesh,
+      in_specs=(PartitionSpec(), *([spec] * count)),
+      out_specs=PartitionSpec(place.mesh.axis_names),
+      check_vma=False,
+    )
   )
 
 
 def fingerprint_many(
-    arrays: collections.abc.Sequence[jax.Array],
-    *,
-    seed: np.ndarray | tuple[int, int] | None = None,
-    backend: str = "auto",
+  arrays: collections.abc.Sequence[jax.Array],
+  *,
+  seed: np.ndarray | tuple[int, int] | None = None,
+  backend: str = "auto",
 ) -> np.ndarray:
   """Fingerprints of arrays, sharded or not.
 

@@ -8,8 +8,8 @@ import math
 import pathlib
 from typing import Any
 
-from jax.sharding import NamedSharding
 import jax.numpy as jnp
+from jax.sharding import NamedSharding
 import numpy as np
 
 from laneweave.sync import tree as tree_lib
@@ -61,13 +61,13 @@ class Manifest:
   def to_json(self) -> str:
     """JSON text that `from_json` reads; shardings are not written."""
     leaves = [
-        {
-            "path": leaf.name,
-            "shape": list(leaf.shape),
-            "dtype": leaf.dtype.name,
-            **({"kind": leaf.kind} if leaf.kind else {}),
-        }
-        for leaf in self.leaves
+      {
+        "path": leaf.name,
+        "shape": list(leaf.shape),
+        "dtype": leaf.dtype.name,
+        **({"kind": leaf.kind} if leaf.kind else {}),
+      }
+      for leaf in self.leaves
     ]
     return json.dumps({"leaves": leaves}, indent=1)
 
@@ -103,8 +103,8 @@ class Manifest:
         spec = _spec(leaf)
       except (KeyError, TypeError, ValueError) as error:
         raise ValueError(
-            f"leaf {i} of the manifest needs a `path`, a `shape` of whole"
-            f" numbers and a `dtype`: {error}"
+          f"leaf {i} of the manifest needs a `path`, a `shape` of whole"
+          f" numbers and a `dtype`: {error}"
         ) from None
       if spec.name in found:
         raise ValueError(f"`{spec.name}` is in the manifest twice")
@@ -130,9 +130,9 @@ class Manifest:
     """
     path = pathlib.Path(path)
     limit = 64 << 20
-    opened = gzip.open(path) if path.suffix == ".gz" else path.open("rb")
+    opener = gzip.open if path.suffix == ".gz" else open
     try:
-      with opened as file:
+      with opener(path, "rb") as file:
         text = file.read(limit + 1)
     except (gzip.BadGzipFile, EOFError) as error:
       raise ValueError(f"`{path}` is not a gzip file: {error}") from None
@@ -147,15 +147,17 @@ def _spec(leaf) -> LeafSpec:
   if any(isinstance(d, bool) or not isinstance(d, int) or d < 1 for d in shape):
     raise ValueError(f"`shape` {list(shape)}")
   name = leaf["path"]
-  if not isinstance(name, str) or not name or any(
-      not part for part in name.split(".")
+  if (
+    not isinstance(name, str)
+    or not name
+    or any(not part for part in name.split("."))
   ):
     raise ValueError(f"`path` {name!r}")
   return LeafSpec(
-      name=name,
-      shape=shape,
-      dtype=jnp.dtype(leaf["dtype"]),
-      kind=leaf.get("kind"),
+    name=name,
+    shape=shape,
+    dtype=jnp.dtype(leaf["dtype"]),
+    kind=leaf.get("kind"),
   )
 
 
@@ -185,17 +187,17 @@ def manifest(tree: Any, *, integer_layers: bool = False) -> Manifest:
     if kinds:
       variable = getattr(flat[name], "type", None)
       kind = (
-          variable if isinstance(variable, type) else type(flat[name])
+        variable if isinstance(variable, type) else type(flat[name])
       ).__name__
     sharding = getattr(x, "sharding", None)
     leaves.append(
-        LeafSpec(
-            name=name,
-            shape=tuple(int(d) for d in x.shape),
-            dtype=jnp.dtype(x.dtype),
-            sharding=sharding if isinstance(sharding, NamedSharding) else None,
-            kind=kind,
-        )
+      LeafSpec(
+        name=name,
+        shape=tuple(int(d) for d in x.shape),
+        dtype=jnp.dtype(x.dtype),
+        sharding=sharding if isinstance(sharding, NamedSharding) else None,
+        kind=kind,
+      )
     )
   return Manifest(leaves=tuple(leaves), dropped=tuple(dropped))
 

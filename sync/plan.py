@@ -19,10 +19,7 @@ from laneweave.kernels import layout as layout_lib
 from laneweave.sync import manifest as manifest_lib
 from laneweave.sync.config import SyncConfig
 from laneweave.sync.manifest import LeafSpec, Manifest
-from laneweave.sync.rules import containers
-from laneweave.sync.rules import dtypes
-from laneweave.sync.rules import experts
-from laneweave.sync.rules import heads
+from laneweave.sync.rules import containers, dtypes, experts, heads
 
 # Growth by padding from which a tensor's cost is pointed out.
 _GROWTH_WARNED = 1.5
@@ -65,13 +62,11 @@ class Plan:
   def outputs(self) -> dict[str, jax.ShapeDtypeStruct]:
     """Shape and dtype of every rollout array, layers in numeric order."""
     found = {
-        name: entry.layout
-        for entry in self.entries
-        for name in entry.targets
+      name: entry.layout for entry in self.entries for name in entry.targets
     }
     return {
-        name: jax.ShapeDtypeStruct(found[name].out_shape, found[name].dtype)
-        for name in manifest_lib.sort_names(found)
+      name: jax.ShapeDtypeStruct(found[name].out_shape, found[name].dtype)
+      for name in manifest_lib.sort_names(found)
     }
 
   @property
@@ -86,7 +81,7 @@ class Plan:
 
 
 def make_plan(
-    tree_or_manifest: Any, cfg: SyncConfig, target: Any = None
+  tree_or_manifest: Any, cfg: SyncConfig, target: Any = None
 ) -> Plan:
   """Plans the conversion of a trainer's tree.
 
@@ -108,8 +103,8 @@ def make_plan(
   source = manifest_lib.manifest(tree_or_manifest)
   if not source.leaves:
     raise PlanError(
-        "the trainer's tree has no weights, so there is nothing to move"
-        f" ({len(source.dropped)} other leaves are never synced)"
+      "the trainer's tree has no weights, so there is nothing to move"
+      f" ({len(source.dropped)} other leaves are never synced)"
     )
   wanted = None
   if target is not None:
@@ -122,10 +117,10 @@ class _Planner:
   """One call of `make_plan`."""
 
   def __init__(
-      self,
-      source: Manifest,
-      cfg: SyncConfig,
-      wanted: dict[str, LeafSpec] | None,
+    self,
+    source: Manifest,
+    cfg: SyncConfig,
+    wanted: dict[str, LeafSpec] | None,
   ):
     self._cfg = cfg
     self._source = source
@@ -140,12 +135,10 @@ class _Planner:
     """Plans every leaf, then checks that both trees are covered."""
     if self._cfg.rollout_backend != "maxtext":
       raise PlanError(
-          f"`rollout_backend` {self._cfg.rollout_backend!r} has no rules in"
-          " this version; use 'maxtext'"
+        f"`rollout_backend` {self._cfg.rollout_backend!r} has no rules in"
+        " this version; use 'maxtext'"
       )
-    places = containers.locate(
-        self._source.leaves, self._cfg, self._problems
-    )
+    places = containers.locate(self._source.leaves, self._cfg, self._problems)
     entries = []
     for leaf in self._source.leaves:
       place = places.get(leaf.name)
@@ -166,9 +159,9 @@ class _Planner:
     if self._problems:
       raise PlanError(_join(self._problems))
     return Plan(
-        entries=tuple(entries),
-        dropped=self._source.dropped,
-        warnings=tuple(self._warnings),
+      entries=tuple(entries),
+      dropped=self._source.dropped,
+      warnings=tuple(self._warnings),
     )
 
   def _entry(self, leaf, place, axes) -> PlanEntry | None:
@@ -181,21 +174,19 @@ class _Planner:
       fused = self._is_fused(place, last)
       if partner is None and fused:
         raise ValueError(
-            f"has no `{other}` beside it to be joined with; a rollout that"
-            " holds `wi` needs both"
+          f"has no `{other}` beside it to be joined with; a rollout that"
+          " holds `wi` needs both"
         )
       if fused:
         if role == experts.UP:
           return None
         if (partner.shape, partner.dtype) != (leaf.shape, leaf.dtype):
           raise ValueError(
-              f"and `{partner.name}` {partner} must have one shape and dtype to"
-              " be joined"
+            f"and `{partner.name}` {partner} must have one shape and dtype to"
+            " be joined"
           )
         suffix = place.suffix[: -len(last)] + experts.FUSED
-        return self._expert(
-            (leaf, partner), place, axes, experts.GATE, suffix
-        )
+        return self._expert((leaf, partner), place, axes, experts.GATE, suffix)
     if role is not None:
       return self._expert((leaf,), place, axes, role, place.suffix)
     return self._plain(leaf, place, axes)
@@ -209,7 +200,8 @@ class _Planner:
 
   def _target(self, leaf, targets) -> tuple[tuple[int, ...], np.dtype] | None:
     """Shape and dtype that the target tree wants, if it has the leaf."""
-    found = [self._wanted[n] for n in targets if n in self._wanted]
+    wanted = self._wanted or {}
+    found = [wanted[n] for n in targets if n in wanted]
     if not found:
       self._unmatched.append(leaf)
       return None
@@ -217,8 +209,8 @@ class _Planner:
     for spec in found:
       if (spec.shape, spec.dtype) != (first.shape, first.dtype):
         raise ValueError(
-            f"becomes layers of different kinds, `{first.name}` {first} and"
-            f" `{spec.name}` {spec}; layers of one stack must be alike"
+          f"becomes layers of different kinds, `{first.name}` {first} and"
+          f" `{spec.name}` {spec}; layers of one stack must be alike"
         )
     return first.shape, first.dtype
 
@@ -226,18 +218,16 @@ class _Planner:
     """The dtype without a target tree."""
     names = (leaf.name, *targets[:1])
     kept = leaf.name in self._kept or any(
-        fnmatch.fnmatchcase(name, pattern)
-        for name in names
-        for pattern in self._cfg.keep_dtype
+      fnmatch.fnmatchcase(name, pattern)
+      for name in names
+      for pattern in self._cfg.keep_dtype
     )
     return leaf.dtype if kept else self._cfg.weight_numpy_dtype
 
   def _plain(self, leaf, place, axes):
     """A leaf that is unscanned and cast, its KV heads repeated."""
     targets = place.targets()
-    unscanned = layout_lib.unscan_layout(
-        leaf.shape, leaf.dtype, scan_axes=axes
-    )
+    unscanned = layout_lib.unscan_layout(leaf.shape, leaf.dtype, scan_axes=axes)
     block = unscanned.block_shape
     head = heads.head_axis(leaf.name, block, self._cfg.base_num_kv_heads)
     if self._wanted is None:
@@ -248,9 +238,9 @@ class _Planner:
         repeats = heads.repeats(count, self._cfg.kv_tp_size)
         if repeats is None:
           raise ValueError(
-              f"{count} KV heads and `kv_tp_size` {self._cfg.kv_tp_size} do"
-              " not divide; choose a `kv_tp_size` that divides the heads or is"
-              " a multiple of them"
+            f"{count} KV heads and `kv_tp_size` {self._cfg.kv_tp_size} do"
+            " not divide; choose a `kv_tp_size` that divides the heads or is"
+            " a multiple of them"
           )
     else:
       want = self._target(leaf, targets)
@@ -263,13 +253,13 @@ class _Planner:
       layout = dataclasses.replace(unscanned, dtype=dtype)
     else:
       layout = layout_lib.repeat_layout(
-          leaf.shape,
-          leaf.dtype,
-          scan_axes=axes,
-          axis=head[0],
-          repeats=repeats,
-          group=head[1],
-          dtype=dtype,
+        leaf.shape,
+        leaf.dtype,
+        scan_axes=axes,
+        axis=head[0],
+        repeats=repeats,
+        group=head[1],
+        dtype=dtype,
       )
     return self._done((leaf,), targets, layout)
 
@@ -279,23 +269,23 @@ class _Planner:
       return 1
     if len(shape) != len(block):
       raise ValueError(
-          f"has blocks {list(block)} of rank {len(block)}, but the target"
-          f" `{name}` {list(shape)} has rank {len(shape)}; check"
-          " `param_scan_axis`"
+        f"has blocks {list(block)} of rank {len(block)}, but the target"
+        f" `{name}` {list(shape)} has rank {len(shape)}; check"
+        " `param_scan_axis`"
       )
     differ = [a for a in range(len(block)) if shape[a] != block[a]]
     if head is None or differ != [head[0]]:
       raise ValueError(
-          f"has blocks {list(block)}, but the target `{name}` is"
-          f" {list(shape)}: axes {differ} differ, and only KV heads are"
-          " repeated and only expert widths padded; check the rollout's model"
+        f"has blocks {list(block)}, but the target `{name}` is"
+        f" {list(shape)}: axes {differ} differ, and only KV heads are"
+        " repeated and only expert widths padded; check the rollout's model"
       )
     axis, group = head
     if shape[axis] % block[axis] or shape[axis] < block[axis]:
       raise ValueError(
-          f"{block[axis] // group} KV heads cannot become the"
-          f" {shape[axis] // group} of the target `{name}` {list(shape)};"
-          " `kv_tp_size` must be a multiple of the heads"
+        f"{block[axis] // group} KV heads cannot become the"
+        f" {shape[axis] // group} of the target `{name}` {list(shape)};"
+        " `kv_tp_size` must be a multiple of the heads"
       )
     return shape[axis] // block[axis]
 
@@ -304,7 +294,7 @@ class _Planner:
     leaf = leaves[0]
     targets = place.targets(suffix)
     block = layout_lib.unscan_layout(
-        leaf.shape, leaf.dtype, scan_axes=axes
+      leaf.shape, leaf.dtype, scan_axes=axes
     ).block_shape
     axis = len(block) - (2 if role == experts.DOWN else 1)
     halves = 2 if role == experts.FUSED or len(leaves) == 2 else 1
@@ -326,35 +316,35 @@ class _Planner:
     _check_cast(leaf, dtype, targets[0])
     if padded != width and experts.has_bias(leaf.name, self._leaves):
       raise ValueError(
-          f"width {width} cannot be padded to {padded}: the expert biases"
-          f" beside it stay {width} wide, and a model with both does not run;"
-          " leave `padded_base_moe_mlp_dim` unset and build the rollout"
-          " unpadded"
+        f"width {width} cannot be padded to {padded}: the expert biases"
+        f" beside it stay {width} wide, and a model with both does not run;"
+        " leave `padded_base_moe_mlp_dim` unset and build the rollout"
+        " unpadded"
       )
     options = {"scan_axes": axes, "shards": shards, "dtype": dtype}
     if len(leaves) == 2:
       layout = layout_lib.fuse_layout(
-          leaf.shape,
-          leaf.dtype,
-          padded_width=padded,
-          lane_size=self._cfg.moe_lane_size,
-          **options,
+        leaf.shape,
+        leaf.dtype,
+        padded_width=padded,
+        lane_size=self._cfg.moe_lane_size,
+        **options,
       )
     elif role == experts.FUSED:
       layout = layout_lib.refuse_layout(
-          leaf.shape,
-          leaf.dtype,
-          padded_width=padded,
-          lane_size=self._cfg.moe_lane_size,
-          **options,
+        leaf.shape,
+        leaf.dtype,
+        padded_width=padded,
+        lane_size=self._cfg.moe_lane_size,
+        **options,
       )
     elif padded != width:
       layout = layout_lib.pad_layout(
-          leaf.shape, leaf.dtype, axis=axis, padded_width=padded, **options
+        leaf.shape, leaf.dtype, axis=axis, padded_width=padded, **options
       )
     else:
       layout = layout_lib.unscan_layout(
-          leaf.shape, leaf.dtype, scan_axes=axes, dtype=dtype
+        leaf.shape, leaf.dtype, scan_axes=axes, dtype=dtype
       )
     self._warn_growth(leaf, width, padded, layout)
     return self._done(leaves, targets, layout)
@@ -364,39 +354,39 @@ class _Planner:
     padded = self._cfg.padded_base_moe_mlp_dim
     if padded is None:
       if not self._cfg.prefuse_moe_weights or experts.has_bias(
-          leaf.name, self._leaves
+        leaf.name, self._leaves
       ):
         return width
       if width % shards:
         raise ValueError(
-            f"width {width} does not divide by {shards} shards; change"
-            " `moe_mlp_tp_size`"
+          f"width {width} does not divide by {shards} shards; change"
+          " `moe_mlp_tp_size`"
         )
       return experts.two_lane_width(width, shards)
     if padded < width:
       raise ValueError(
-          f"`padded_base_moe_mlp_dim` {padded} is narrower than the expert"
-          f" width {width}; padding cannot shrink"
+        f"`padded_base_moe_mlp_dim` {padded} is narrower than the expert"
+        f" width {width}; padding cannot shrink"
       )
     return padded
 
   def _target_width(self, block, shape, axis, halves, name) -> int:
     """Padded expert width that a target's shape asks for."""
     same = len(shape) == len(block) and all(
-        shape[a] == block[a] for a in range(len(block)) if a != axis
+      shape[a] == block[a] for a in range(len(block)) if a != axis
     )
     if not same or shape[axis] % halves:
       raise ValueError(
-          f"has blocks {list(block)}, but the target `{name}` is"
-          f" {list(shape)}; only axis {axis} may differ, by padding"
-          + (" and joining" if halves == 2 else "")
+        f"has blocks {list(block)}, but the target `{name}` is"
+        f" {list(shape)}; only axis {axis} may differ, by padding"
+        + (" and joining" if halves == 2 else "")
       )
     return shape[axis] // halves
 
   def _target_shards(self, targets, axis) -> int:
     """Shards of an axis in the target's own sharding, 1 without one."""
     sharding = self._wanted[
-        next(name for name in targets if name in self._wanted)
+      next(name for name in targets if name in self._wanted)
     ].sharding
     if sharding is None:
       return 1
@@ -408,9 +398,9 @@ class _Planner:
     if padded > _GROWTH_WARNED * width:
       added = layout.out_bytes - layout.out_bytes * width // padded
       self._warnings.append(
-          f"`{leaf.name}` {leaf} grows {padded / width:.2f} times by padding"
-          f" {width} to {padded}: {added} bytes of zeros are written, sent and"
-          " kept; fewer `moe_mlp_tp_size` shards need less"
+        f"`{leaf.name}` {leaf} grows {padded / width:.2f} times by padding"
+        f" {width} to {padded}: {added} bytes of zeros are written, sent and"
+        " kept; fewer `moe_mlp_tp_size` shards need less"
       )
 
   def _done(self, leaves, targets, layout):
@@ -419,14 +409,14 @@ class _Planner:
       absent = [n for n in targets if n not in self._wanted]
       if absent:
         raise ValueError(
-            f"{len(absent)} of its {len(targets)} layers are not in the"
-            f" target, first `{absent[0]}`; the rollout has fewer layers, or"
-            " names them otherwise"
+          f"{len(absent)} of its {len(targets)} layers are not in the"
+          f" target, first `{absent[0]}`; the rollout has fewer layers, or"
+          " names them otherwise"
         )
     return PlanEntry(
-        sources=tuple(leaf.name for leaf in leaves),
-        targets=targets,
-        layout=layout,
+      sources=tuple(leaf.name for leaf in leaves),
+      targets=targets,
+      layout=layout,
     )
 
   def _check_covered(self, entries):
@@ -436,8 +426,8 @@ class _Planner:
       for name in entry.targets:
         if name in written:
           self._problems.append(
-              f"`{name}` would be written twice, from `{written[name]}` and"
-              f" `{entry.sources[0]}`"
+            f"`{name}` would be written twice, from `{written[name]}` and"
+            f" `{entry.sources[0]}`"
           )
         written[name] = entry.sources[0]
     if self._wanted is None:
@@ -445,9 +435,9 @@ class _Planner:
     if self._unmatched:
       names = [leaf.name for leaf in self._unmatched]
       self._problems.append(
-          f"{len(names)} trainer leaves have no target and would be lost:"
-          f" {_names(names)}; the rollout's model differs from the trainer's,"
-          " or names them otherwise"
+        f"{len(names)} trainer leaves have no target and would be lost:"
+        f" {_names(names)}; the rollout's model differs from the trainer's,"
+        " or names them otherwise"
       )
     missing = [n for n in self._wanted if n not in written]
     if missing and not self._problems:
@@ -455,18 +445,18 @@ class _Planner:
       self._problems.append(self._missing(missing))
     elif missing:
       self._problems.append(
-          f"{len(self._wanted) - len(missing)} of {len(self._wanted)} target"
-          f" leaves matched; without a source: {_names(missing)}"
+        f"{len(self._wanted) - len(missing)} of {len(self._wanted)} target"
+        f" leaves matched; without a source: {_names(missing)}"
       )
 
   def _missing(self, missing):
-    total = len(self._wanted)
+    total = len(self._wanted or {})
     return (
-        f"{total - len(missing)} of {total} target leaves matched;"
-        f" {len(missing)} would keep their old values:"
-        f" {_names(missing)}; check `num_decoder_layers`"
-        f" ({self._cfg.num_decoder_layers}) and that both sides hold the same"
-        " model"
+      f"{total - len(missing)} of {total} target leaves matched;"
+      f" {len(missing)} would keep their old values:"
+      f" {_names(missing)}; check `num_decoder_layers`"
+      f" ({self._cfg.num_decoder_layers}) and that both sides hold the same"
+      " model"
     )
 
 
@@ -474,8 +464,7 @@ def _check_cast(leaf, dtype, name):
   """Refuses dtypes that no kernel rounds between."""
   if not jnp.issubdtype(dtype, jnp.floating):
     raise ValueError(
-        f"the target `{name}` has dtype {dtype.name}, which is not"
-        " floating-point"
+      f"the target `{name}` has dtype {dtype.name}, which is not floating-point"
     )
   try:
     cast.check_cast(leaf.dtype, dtype, "source")

@@ -23,8 +23,7 @@ from laneweave.sync import verify as verify_lib
 from laneweave.sync.config import SyncConfig
 from laneweave.sync.control import client as client_lib
 from laneweave.sync.control import control_pb2
-from laneweave.sync.transport import base
-from laneweave.sync.transport import create
+from laneweave.sync.transport import base, create
 
 VERIFY = ("fingerprint", "off")
 
@@ -56,16 +55,16 @@ class RolloutSync:
   """
 
   def __init__(
-      self,
-      target: collections.abc.Mapping[str, Any],
-      *,
-      cfg: SyncConfig,
-      control_address: str,
-      transport: str = "auto",
-      parallelism: int = 8,
-      bind_ip: str = "127.0.0.1",
-      replica: str = "0",
-      verify: str = "fingerprint",
+    self,
+    target: collections.abc.Mapping[str, Any],
+    *,
+    cfg: SyncConfig,
+    control_address: str,
+    transport: str = "auto",
+    parallelism: int = 8,
+    bind_ip: str = "127.0.0.1",
+    replica: str = "0",
+    verify: str = "fingerprint",
   ):
     """Nothing is allocated or sent before `join`.
 
@@ -85,11 +84,13 @@ class RolloutSync:
     """
     if verify not in VERIFY:
       raise ValueError(f"`verify` {verify!r} is not one of {', '.join(VERIFY)}")
-    bare = [n for n, x in target.items() if getattr(x, "sharding", None) is None]
+    bare = [
+      n for n, x in target.items() if getattr(x, "sharding", None) is None
+    ]
     if bare or not target:
       raise ValueError(
-          "`target` must name at least one array, each with a sharding"
-          + (f"; `{bare[0]}` has none" if bare else "")
+        "`target` must name at least one array, each with a sharding"
+        + (f"; `{bare[0]}` has none" if bare else "")
       )
     self._target = {n: target[n] for n in manifest_lib.sort_names(target)}
     self._cfg = cfg
@@ -97,11 +98,11 @@ class RolloutSync:
     self._replica = replica
     self.transport = create.resolve_name(transport, cfg.use_raiden_ffi)
     self._endpoint = create.endpoint(
-        self.transport,
-        job="rollout",
-        replica=replica,
-        parallelism=parallelism,
-        bind_ip=bind_ip,
+      self.transport,
+      job="rollout",
+      replica=replica,
+      parallelism=parallelism,
+      bind_ip=bind_ip,
     )
     self._client = client_lib.ControlClient(control_address, replica)
     self._lock = threading.Lock()
@@ -123,7 +124,7 @@ class RolloutSync:
     with self._lock:
       if self._serving is None:
         raise rounds.RoundError(
-            "no version was published yet; there is nothing to serve"
+          "no version was published yet; there is nothing to serve"
         )
       return self._serving
 
@@ -150,8 +151,8 @@ class RolloutSync:
     """New staging arrays, unless there are unused ones."""
     if not self._staging:
       self._staging = {
-          name: _zeros(tuple(x.shape), jnp.dtype(x.dtype), sharding=x.sharding)
-          for name, x in self._target.items()
+        name: _zeros(tuple(x.shape), jnp.dtype(x.dtype), sharding=x.sharding)
+        for name, x in self._target.items()
       }
 
   def next_round(self, timeout_s: float) -> rounds.RoundManifest | None:
@@ -186,13 +187,13 @@ class RolloutSync:
       old = manifest.round_id <= self._round.round_id
       if old or manifest.version <= self._round.version:
         raise rounds.RoundError(
-            f"{manifest} is not newer than {self._round}, which this rollout"
-            " knows already"
+          f"{manifest} is not newer than {self._round}, which this rollout"
+          " knows already"
         )
     problems = self._differences(manifest)
     if problems:
       raise base.TransportError(
-          f"{manifest} does not fit this rollout: " + "; ".join(problems[:5])
+        f"{manifest} does not fit this rollout: " + "; ".join(problems[:5])
       )
     self._allocate()
     self._endpoint.bind(self._staging)
@@ -200,23 +201,27 @@ class RolloutSync:
     self._mismatched, self.timings = (), {}
 
   def _differences(self, manifest):
-    offered = {v.name: (v.shape, v.dtype, v.ordinal) for v in manifest.variables}
+    offered = {
+      v.name: (v.shape, v.dtype, v.ordinal) for v in manifest.variables
+    }
     wanted = {
-        name: (tuple(x.shape), jnp.dtype(x.dtype).name, i)
-        for i, (name, x) in enumerate(self._target.items())
+      name: (tuple(x.shape), jnp.dtype(x.dtype).name, i)
+      for i, (name, x) in enumerate(self._target.items())
     }
     return [
-        f"`{n}` is {offered.get(n)} there and {wanted.get(n)} here"
-        for n in manifest_lib.sort_names(offered.keys() | wanted.keys())
-        if offered.get(n) != wanted.get(n)
+      f"`{n}` is {offered.get(n)} there and {wanted.get(n)} here"
+      for n in manifest_lib.sort_names(offered.keys() | wanted.keys())
+      if offered.get(n) != wanted.get(n)
     ]
 
-  def _expect(self, *phases):
-    if self._phase not in phases:
+  def _expect(self, *phases) -> rounds.RoundManifest:
+    """The current round, if it is in one of these phases."""
+    if self._round is None or self._phase not in phases:
       raise rounds.RoundError(
-          f"{self._round or 'no round'} is {self._phase}; expected"
-          f" {' or '.join(phases)}"
+        f"{self._round or 'no round'} is {self._phase}; expected"
+        f" {' or '.join(phases)}"
       )
+    return self._round
 
   def receive(self, timeout_s: float) -> None:
     """Waits for the bytes and brings them to the devices.
@@ -230,8 +235,7 @@ class RolloutSync:
     """
     if self._phase in ("received", "verified"):
       return
-    self._expect("bound")
-    key = self._client.key(self._round)
+    key = self._client.key(self._expect("bound"))
     self.timings["transfer"] = self._client.receive(key, timeout_s)
     start = time.perf_counter()
     self._staging = self._endpoint.load()
@@ -250,13 +254,13 @@ class RolloutSync:
     """
     if self._phase == "verified":
       return self._mismatched
-    self._expect("received")
+    current = self._expect("received")
     start = time.perf_counter()
     if self._verify == "off":
       self._mismatched = ()
     else:
       self._mismatched = verify_lib.mismatched(
-          self._round, self._staging, backend=self._cfg.kernel_backend
+        current, self._staging, backend=self._cfg.kernel_backend
       )
     self.timings["verify"] = time.perf_counter() - start
     self._phase = "verified"
@@ -272,13 +276,13 @@ class RolloutSync:
       rounds.RoundError: not verified, or verified and found wrong.
       base.TransportError: published, but the trainer could not be told.
     """
+    current = self._expect("verified", "published")
     if self._phase == "published":
-      return self._round.version
-    self._expect("verified")
+      return current.version
     if self._mismatched:
       raise rounds.RoundError(
-          f"{self._round}: {len(self._mismatched)} arrays are not what was"
-          f" sent, first `{self._mismatched[0]}`; abort it"
+        f"{current}: {len(self._mismatched)} arrays are not what was"
+        f" sent, first `{self._mismatched[0]}`; abort it"
       )
     start = time.perf_counter()
     staged = types.MappingProxyType(self._staging)
@@ -287,16 +291,16 @@ class RolloutSync:
       # Kept to the end of the call: arrays nobody reads any more are freed
       # after the pause, not in it.
       before, self._serving = self._serving, staged
-      self._serving_version = self._round.version
+      self._serving_version = current.version
     done = time.perf_counter()
     del before
     self._staging = {}
     self._phase = "published"
     self.timings["pause_s"] = done - quiesced
     self.timings["publish"] = done - start
-    logging.info("%s published", self._round)
-    self._report(rounds.PUBLISHED, "")
-    return self._round.version
+    logging.info("%s published", current)
+    self._report(current, rounds.PUBLISHED, "")
+    return current.version
 
   def abort(self, reason: str) -> None:
     """Gives a round up; what is served stays. Idempotent.
@@ -309,25 +313,25 @@ class RolloutSync:
     """
     if self._phase in ("over", "aborted"):
       return
-    self._expect("bound", "received", "verified")
+    current = self._expect("bound", "received", "verified")
     self._phase = "aborted"
     # A transfer that failed may still be writing: these arrays are not used
     # again.
     self._staging = {}
-    logging.warning("%s aborted: %s", self._round, reason)
-    self._report(rounds.ABORTED, reason)
+    logging.warning("%s aborted: %s", current, reason)
+    self._report(current, rounds.ABORTED, reason)
 
-  def _report(self, outcome, reason):
+  def _report(self, current, outcome, reason):
     peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     self._client.report(
-        control_pb2.ReportRequest(
-            key=self._client.key(self._round),
-            outcome=outcome,
-            reason=reason,
-            mismatched=self._mismatched,
-            timings=self.timings,
-            peak_rss_bytes=peak_kib * 1024,
-        )
+      control_pb2.ReportRequest(
+        key=self._client.key(current),
+        outcome=outcome,
+        reason=reason,
+        mismatched=self._mismatched,
+        timings=self.timings,
+        peak_rss_bytes=peak_kib * 1024,
+      )
     )
 
   def close(self) -> None:

@@ -56,7 +56,7 @@ class ReplicaReport:
   reason: str = ""
   mismatched: tuple[str, ...] = ()
   timings: collections.abc.Mapping[str, float] = dataclasses.field(
-      default_factory=dict
+    default_factory=dict
   )
   peak_rss_bytes: int = 0
 
@@ -91,84 +91,84 @@ def combine(reports: collections.abc.Iterable[ReplicaReport]) -> str:
 
 
 def variable_to_wire(
-    v: base.Variable, fingerprint: np.ndarray | None = None
+  v: base.Variable, fingerprint: np.ndarray | None = None
 ) -> control_pb2.Variable:
   """The wire form of a variable."""
   return control_pb2.Variable(
-      name=v.name,
-      ordinal=v.ordinal,
-      shape=v.shape,
-      dtype=v.dtype,
-      mesh_shape=v.mesh_shape,
-      sharding_spec=v.sharding_spec,
-      global_shard_indices=v.global_shard_indices,
-      fingerprint=[] if fingerprint is None else [int(w) for w in fingerprint],
+    name=v.name,
+    ordinal=v.ordinal,
+    shape=v.shape,
+    dtype=v.dtype,
+    mesh_shape=v.mesh_shape,
+    sharding_spec=v.sharding_spec,
+    global_shard_indices=v.global_shard_indices,
+    fingerprint=[] if fingerprint is None else [int(w) for w in fingerprint],
   )
 
 
 def variable_from_wire(v: control_pb2.Variable) -> base.Variable:
   """The inverse of `variable_to_wire`, without the fingerprint."""
   return base.Variable(
-      name=v.name,
-      ordinal=v.ordinal,
-      shape=tuple(v.shape),
-      dtype=v.dtype,
-      mesh_shape=tuple(v.mesh_shape),
-      sharding_spec=tuple(v.sharding_spec),
-      global_shard_indices=tuple(v.global_shard_indices),
+    name=v.name,
+    ordinal=v.ordinal,
+    shape=tuple(v.shape),
+    dtype=v.dtype,
+    mesh_shape=tuple(v.mesh_shape),
+    sharding_spec=tuple(v.sharding_spec),
+    global_shard_indices=tuple(v.global_shard_indices),
   )
 
 
 def manifest_to_wire(m: RoundManifest) -> control_pb2.RoundManifest:
   """The wire form of a manifest; not signed."""
   return control_pb2.RoundManifest(
-      round_id=m.round_id,
-      version=m.version,
-      seed=m.seed,
-      variables=[
-          variable_to_wire(v, m.fingerprints.get(v.name)) for v in m.variables
-      ],
+    round_id=m.round_id,
+    version=m.version,
+    seed=m.seed,
+    variables=[
+      variable_to_wire(v, m.fingerprints.get(v.name)) for v in m.variables
+    ],
   )
 
 
 def manifest_from_wire(m: control_pb2.RoundManifest) -> RoundManifest:
   """The inverse of `manifest_to_wire`."""
   return RoundManifest(
-      round_id=m.round_id,
-      version=m.version,
-      seed=tuple(m.seed),
-      variables=tuple(variable_from_wire(v) for v in m.variables),
-      fingerprints={
-          v.name: np.array(v.fingerprint, np.uint32)
-          for v in m.variables
-          if v.fingerprint
-      },
+    round_id=m.round_id,
+    version=m.version,
+    seed=(m.seed[0], m.seed[1]),
+    variables=tuple(variable_from_wire(v) for v in m.variables),
+    fingerprints={
+      v.name: np.array(v.fingerprint, np.uint32)
+      for v in m.variables
+      if v.fingerprint
+    },
   )
 
 
 def unit_to_wire(u: base.WorkUnit) -> control_pb2.WorkUnit:
   """The wire form of a work unit."""
   return control_pb2.WorkUnit(
-      job=u.job,
-      replica=u.replica,
-      endpoints=u.endpoints,
-      control_address=u.control_address,
-      mesh_shape=u.mesh_shape,
-      mesh_axes=u.mesh_axes,
-      linear_staging=u.linear_staging,
-      variables=[variable_to_wire(v) for v in u.variables],
+    job=u.job,
+    replica=u.replica,
+    endpoints=u.endpoints,
+    control_address=u.control_address,
+    mesh_shape=u.mesh_shape,
+    mesh_axes=u.mesh_axes,
+    linear_staging=u.linear_staging,
+    variables=[variable_to_wire(v) for v in u.variables],
   )
 
 
 def unit_from_wire(u: control_pb2.WorkUnit) -> base.WorkUnit:
   """The inverse of `unit_to_wire`."""
   return base.WorkUnit(
-      job=u.job,
-      replica=u.replica,
-      endpoints=tuple(u.endpoints),
-      control_address=u.control_address,
-      mesh_shape=tuple(u.mesh_shape),
-      mesh_axes=tuple(u.mesh_axes),
-      linear_staging=u.linear_staging,
-      variables=tuple(variable_from_wire(v) for v in u.variables),
+    job=u.job,
+    replica=u.replica,
+    endpoints=tuple(u.endpoints),
+    control_address=u.control_address,
+    mesh_shape=tuple(u.mesh_shape),
+    mesh_axes=tuple(u.mesh_axes),
+    linear_staging=u.linear_staging,
+    variables=tuple(variable_from_wire(v) for v in u.variables),
   )

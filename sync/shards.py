@@ -10,8 +10,8 @@ import dataclasses
 import math
 
 import jax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from laneweave.kernels import layout as layout_lib
 
@@ -49,15 +49,14 @@ def axes_size(mesh: Mesh | None, names: tuple[str, ...]) -> int:
 def to_partition_spec(spec: Spec) -> PartitionSpec:
   """The `PartitionSpec` of a normalised spec."""
   return PartitionSpec(
-      *(None if not n else n[0] if len(n) == 1 else n for n in spec)
+    *(None if not n else n[0] if len(n) == 1 else n for n in spec)
   )
 
 
 def normalize_spec(spec: PartitionSpec, rank: int) -> Spec:
   """Every array axis with its mesh axes, short specs padded."""
   entries = [
-      () if e is None else (e,) if isinstance(e, str) else tuple(e)
-      for e in spec
+    () if e is None else (e,) if isinstance(e, str) else tuple(e) for e in spec
   ]
   return tuple(entries) + ((),) * (rank - len(entries))
 
@@ -78,19 +77,21 @@ def placement(name: str, x: jax.Array) -> Placement:
   sharding = x.sharding
   if len(sharding.device_set) == 1:
     return Placement(mesh=None, spec=((),) * x.ndim)
-  if not isinstance(sharding, NamedSharding):
+  if not isinstance(sharding, NamedSharding) or not isinstance(
+    sharding.mesh, Mesh
+  ):
     raise ValueError(
-        f"`{name}` {x.dtype.name}{list(x.shape)} is spread over"
-        f" {len(sharding.device_set)} devices by a"
-        f" {type(sharding).__name__}; place it with a NamedSharding"
+      f"`{name}` {x.dtype.name}{list(x.shape)} is spread over"
+      f" {len(sharding.device_set)} devices by a"
+      f" {type(sharding).__name__}; place it with a NamedSharding"
     )
   return Placement(
-      mesh=sharding.mesh, spec=normalize_spec(sharding.spec, x.ndim)
+    mesh=sharding.mesh, spec=normalize_spec(sharding.spec, x.ndim)
   )
 
 
 def localize(
-    layout: layout_lib.Layout, parts: collections.abc.Sequence[int]
+  layout: layout_lib.Layout, parts: collections.abc.Sequence[int]
 ) -> layout_lib.Layout | None:
   """The layout of one device, where that is the same layout on every device.
 
@@ -106,7 +107,7 @@ def localize(
   if any(parts[a] != 1 for a in layout.scan_axes):
     return None
   shape = tuple(d // p for d, p in zip(layout.shape, parts, strict=True))
-  if layout.axis is None:
+  if layout.axis is None or layout.source_axis is None:
     return dataclasses.replace(layout, shape=shape)
   count = parts[layout.source_axis]
   if layout.out_shape[layout.axis] % count:
@@ -200,6 +201,7 @@ def first_index(place: Placement, local_shape: tuple[int, ...]) -> jax.Array:
 
 def is_first_replica(place: Placement) -> jax.Array:
   """Whether this device holds the first copy; in `shard_map`: int32 0 or 1."""
+  assert place.mesh is not None
   used = {name for names in place.spec for name in names}
   first = jnp.int32(1)
   for name in place.mesh.axis_names:

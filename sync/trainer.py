@@ -8,15 +8,13 @@ from absl import logging
 import jax
 import numpy as np
 
-from laneweave.sync import convert
+from laneweave.sync import convert, rounds
 from laneweave.sync import manifest as manifest_lib
 from laneweave.sync import plan as plan_lib
-from laneweave.sync import rounds
 from laneweave.sync import tree as tree_lib
 from laneweave.sync.config import SyncConfig
 from laneweave.sync.control import server as server_lib
-from laneweave.sync.transport import base
-from laneweave.sync.transport import create
+from laneweave.sync.transport import base, create
 
 VERIFY = ("fingerprint", "off")
 
@@ -36,15 +34,15 @@ class TrainerSync:
   """
 
   def __init__(
-      self,
-      cfg: SyncConfig,
-      *,
-      transport: str = "auto",
-      parallelism: int = 8,
-      bind_ip: str = "127.0.0.1",
-      control_port: int = 0,
-      replicas: int = 1,
-      verify: str = "fingerprint",
+    self,
+    cfg: SyncConfig,
+    *,
+    transport: str = "auto",
+    parallelism: int = 8,
+    bind_ip: str = "127.0.0.1",
+    control_port: int = 0,
+    replicas: int = 1,
+    verify: str = "fingerprint",
   ):
     """Starts the control service; nothing is converted yet.
 
@@ -65,22 +63,22 @@ class TrainerSync:
       raise ValueError(f"`verify` {verify!r} is not one of {', '.join(VERIFY)}")
     if parallelism < 1 or replicas < 1:
       raise ValueError(
-          f"`parallelism` {parallelism} and `replicas` {replicas} must be at"
-          " least 1"
+        f"`parallelism` {parallelism} and `replicas` {replicas} must be at"
+        " least 1"
       )
     self._cfg = cfg
     self._verify = verify
     self._replicas = replicas
     self.transport = create.resolve_name(transport, cfg.use_raiden_ffi)
     self._endpoint = create.endpoint(
-        self.transport,
-        job="trainer",
-        replica="0",
-        parallelism=parallelism,
-        bind_ip=bind_ip,
+      self.transport,
+      job="trainer",
+      replica="0",
+      parallelism=parallelism,
+      bind_ip=bind_ip,
     )
     self._controller = create.controller(
-        self.transport, parallelism=parallelism
+      self.transport, parallelism=parallelism
     )
     self._server = server_lib.ControlServer(bind_ip=bind_ip, port=control_port)
     self._converter: convert.Converter | None = None
@@ -92,7 +90,7 @@ class TrainerSync:
 
   @property
   def control_address(self) -> str:
-    """ "host:port" that rollouts join."""
+    """Address that rollouts join, as "host:port"."""
     return self._server.address
 
   @property
@@ -101,7 +99,7 @@ class TrainerSync:
     return self._manifest
 
   def prepare(
-      self, params: Any, version: int, *, target: Any = None
+    self, params: Any, version: int, *, target: Any = None
   ) -> rounds.RoundManifest:
     """Converts and stages a version.
 
@@ -124,8 +122,8 @@ class TrainerSync:
       if version == current.version and self._arrays:
         return current
       raise ValueError(
-          f"`version` {version} is not newer than version {current.version},"
-          " which was prepared before; versions only grow"
+        f"`version` {version} is not newer than version {current.version},"
+        " which was prepared before; versions only grow"
       )
     weights, _ = tree_lib.split_leaves(tree_lib.flatten(params))
     del params
@@ -151,11 +149,11 @@ class TrainerSync:
     self.timings = {"convert": converted - start, "d2h": staged - converted}
     unit = self._endpoint.work_unit()
     self._manifest = rounds.RoundManifest(
-        round_id=1 if current is None else current.round_id + 1,
-        version=version,
-        seed=(int(seed[0]), int(seed[1])),
-        variables=unit.variables,
-        fingerprints=prints,
+      round_id=1 if current is None else current.round_id + 1,
+      version=version,
+      seed=(int(seed[0]), int(seed[1])),
+      variables=unit.variables,
+      fingerprints=prints,
     )
     self._controller.register(unit)
     self._server.set_source(unit)
@@ -165,8 +163,8 @@ class TrainerSync:
   def _plan(self, weights, target):
     """The converter, kept while the tree stays as it is."""
     shapes = (
-        tuple((n, tuple(x.shape), str(x.dtype)) for n, x in weights.items()),
-        target is None or manifest_lib.manifest(target, integer_layers=True),
+      tuple((n, tuple(x.shape), str(x.dtype)) for n, x in weights.items()),
+      target is None or manifest_lib.manifest(target, integer_layers=True),
     )
     if self._converter is None or self._shapes != shapes:
       plan = plan_lib.make_plan(weights, self._cfg, target)
@@ -207,14 +205,14 @@ class TrainerSync:
       if replica not in reports:
         self._server.forget(replica)
         reports[replica] = rounds.ReplicaReport(
-            outcome=rounds.UNKNOWN,
-            reason=f"said nothing within {timeout_s:.0f} s",
+          outcome=rounds.UNKNOWN,
+          reason=f"said nothing within {timeout_s:.0f} s",
         )
     outcome = rounds.RoundOutcome(
-        outcome=rounds.combine(reports.values()),
-        round_id=manifest.round_id,
-        version=manifest.version,
-        replicas=reports,
+      outcome=rounds.combine(reports.values()),
+      round_id=manifest.round_id,
+      version=manifest.version,
+      replicas=reports,
     )
     logging.info("%s: %s", manifest, outcome.outcome)
     return outcome
@@ -228,12 +226,12 @@ class TrainerSync:
       for unit in units:
         self._controller.register(unit)
       self._controller.transfer(
-          self._endpoint.work_unit(),
-          units,
-          # Raiden keeps ids of past transfers: never the same one twice.
-          uuid=secrets.randbits(62) + 1,
-          request=f"laneweave-{secrets.token_hex(8)}",
-          timeout_s=timeout_s,
+        self._endpoint.work_unit(),
+        units,
+        # Raiden keeps ids of past transfers: never the same one twice.
+        uuid=secrets.randbits(62) + 1,
+        request=f"laneweave-{secrets.token_hex(8)}",
+        timeout_s=timeout_s,
       )
     except base.TransportError as error:
       logging.error("%s", error)

@@ -18,7 +18,7 @@ ROOTS = ("base", "model", "params")
 # Whole path parts that name state which is not a weight. A weight whose name
 # merely begins like one of them (`cache_proj`) is a weight.
 _STATE_PART = re.compile(
-    r"cache|caches|kv_caches?|cached_\w+|KVCache_\d+|rngs?|intermediates"
+  r"cache|caches|kv_caches?|cached_\w+|KVCache_\d+|rngs?|intermediates"
 )
 # Variable types of flax.nnx that hold such state, by name: flax itself is only
 # there when the caller's tree comes from it.
@@ -67,7 +67,7 @@ def _walk(node, path):
   if not hasattr(node, "items") and hasattr(node, "to_pure_dict"):
     node = node.to_pure_dict()
   if isinstance(node, collections.abc.Mapping) or (
-      hasattr(node, "items") and not hasattr(node, "dtype")
+    hasattr(node, "items") and not hasattr(node, "dtype")
   ):
     for key, child in node.items():
       keys = key if isinstance(key, tuple) else (key,)
@@ -92,12 +92,12 @@ def _strip_roots(found):
     first, *others = trees.values()
     for other in others:
       same = other.keys() == first.keys() and all(
-          other[path] is first[path] for path in first
+        other[path] is first[path] for path in first
       )
       if not same:
         raise ValueError(
-            f"the tree has the roots {', '.join(trees)} with different"
-            " content; pass the one that is meant"
+          f"the tree has the roots {', '.join(trees)} with different"
+          " content; pass the one that is meant"
         )
     found = first
   return found
@@ -147,7 +147,7 @@ def why_not_weight(name: str, leaf: Any) -> str | None:
 
 
 def split_leaves(
-    flat: dict[str, Any],
+  flat: dict[str, Any],
 ) -> tuple[dict[str, Any], list[tuple[str, str]]]:
   """Separates weights from everything else.
 
@@ -169,23 +169,23 @@ def split_leaves(
       dropped.append((name, reason))
   if not weights:
     raise ValueError(
-        f"0 of {len(flat)} leaves can be synced, so there is nothing to move: "
-        + (
-            "; ".join(f"`{n}` {describe(flat[n])}: {r}" for n, r in dropped[:3])
-            or "the tree is empty"
-        )
+      f"0 of {len(flat)} leaves can be synced, so there is nothing to move: "
+      + (
+        "; ".join(f"`{n}` {describe(flat[n])}: {r}" for n, r in dropped[:3])
+        or "the tree is empty"
+      )
     )
   return weights, dropped
 
 
 def describe(leaf: Any) -> str:
-  """dtype and shape of a leaf, for messages."""
+  """Dtype and shape of a leaf, for messages."""
   value = unwrap(leaf)
   dtype = getattr(value, "dtype", None)
   if dtype is None:
     return type(value).__name__
   return f"{jnp.dtype(dtype).name if not _is_key(dtype) else dtype}" + str(
-      list(getattr(value, "shape", ()))
+    list(getattr(value, "shape", ()))
   )
 
 
@@ -196,6 +196,6 @@ def _is_key(dtype) -> bool:
 def natural(name: str) -> tuple[Any, ...]:
   """Sort key that orders `layers_2` before `layers_10`."""
   return tuple(
-      (0, int(part)) if part.isdigit() else (1, part)
-      for part in re.split(r"(\d+)", name)
+    (0, int(part)) if part.isdigit() else (1, part)
+    for part in re.split(r"(\d+)", name)
   )

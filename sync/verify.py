@@ -5,15 +5,14 @@ import collections.abc
 import jax
 import numpy as np
 
-from laneweave.sync import fingerprints
-from laneweave.sync import rounds
+from laneweave.sync import fingerprints, rounds
 
 
 def mismatched(
-    manifest: rounds.RoundManifest,
-    arrays: collections.abc.Mapping[str, jax.Array],
-    *,
-    backend: str = "auto",
+  manifest: rounds.RoundManifest,
+  arrays: collections.abc.Mapping[str, jax.Array],
+  *,
+  backend: str = "auto",
 ) -> tuple[str, ...]:
   """Names of the arrays that are not what the manifest says.
 
@@ -29,26 +28,26 @@ def mismatched(
     Names, in the manifest's order.
   """
   good = [
-      v.name
-      for v in manifest.variables
-      if v.name in arrays
-      and v.name in manifest.fingerprints
-      and tuple(arrays[v.name].shape) == v.shape
-      and arrays[v.name].dtype.name == v.dtype
+    v.name
+    for v in manifest.variables
+    if v.name in arrays
+    and v.name in manifest.fingerprints
+    and tuple(arrays[v.name].shape) == v.shape
+    and arrays[v.name].dtype.name == v.dtype
   ]
   found = fingerprints.fingerprint_many(
-      [arrays[name] for name in good], seed=manifest.seed, backend=backend
+    [arrays[name] for name in good], seed=manifest.seed, backend=backend
   )
   matched = {
-      name
-      for name, words in zip(good, found, strict=True)
-      if np.array_equal(words, manifest.fingerprints[name])
+    name
+    for name, words in zip(good, found, strict=True)
+    if np.array_equal(words, manifest.fingerprints[name])
   }
   return tuple(v.name for v in manifest.variables if v.name not in matched)
 
 
 def health(
-    arrays: collections.abc.Mapping[str, jax.Array],
+  arrays: collections.abc.Mapping[str, jax.Array],
 ) -> dict[str, tuple[int, int]]:
   """Counts what is not a finite number, per array that has any.
 

@@ -33,38 +33,38 @@ class Target:
 
 
 TARGETS = {
-    "v5e": Target(
-        topology="v5e:2x2",
-        accelerator_type="v5litepod-4",
-        device_kind="TPU v5 lite",
-        cores=1,
-        hbm_bytes_per_s=819e9,
-        clock_hz=1.5e9,
-    ),
-    "v5p": Target(
-        topology="v5p:2x2x1",
-        accelerator_type="v5p-8",
-        device_kind="TPU v5",
-        cores=2,
-        hbm_bytes_per_s=2765e9,
-        clock_hz=1.75e9,
-    ),
-    "v6e": Target(
-        topology="v6e:2x2",
-        accelerator_type="v6e-4",
-        device_kind="TPU v6 lite",
-        cores=1,
-        hbm_bytes_per_s=1640e9,
-        clock_hz=1.75e9,
-    ),
-    "tpu7x": Target(
-        topology="TPU7x:2x2x1",
-        accelerator_type="tpu7x-8",
-        device_kind="TPU7x",
-        cores=1,
-        hbm_bytes_per_s=3690e9,
-        clock_hz=1.9e9,
-    ),
+  "v5e": Target(
+    topology="v5e:2x2",
+    accelerator_type="v5litepod-4",
+    device_kind="TPU v5 lite",
+    cores=1,
+    hbm_bytes_per_s=819e9,
+    clock_hz=1.5e9,
+  ),
+  "v5p": Target(
+    topology="v5p:2x2x1",
+    accelerator_type="v5p-8",
+    device_kind="TPU v5",
+    cores=2,
+    hbm_bytes_per_s=2765e9,
+    clock_hz=1.75e9,
+  ),
+  "v6e": Target(
+    topology="v6e:2x2",
+    accelerator_type="v6e-4",
+    device_kind="TPU v6 lite",
+    cores=1,
+    hbm_bytes_per_s=1640e9,
+    clock_hz=1.75e9,
+  ),
+  "tpu7x": Target(
+    topology="TPU7x:2x2x1",
+    accelerator_type="tpu7x-8",
+    device_kind="TPU7x",
+    cores=1,
+    hbm_bytes_per_s=3690e9,
+    clock_hz=1.9e9,
+  ),
 }
 
 
@@ -80,16 +80,16 @@ def environment(target: Target, dump_dir: str | None = None) -> dict[str, str]:
   """
   env = dict(os.environ)
   env.update(
-      JAX_PLATFORMS="cpu",
-      TPU_SKIP_MDS_QUERY="1",
-      TPU_WORKER_HOSTNAMES="localhost",
-      TPU_ACCELERATOR_TYPE=target.accelerator_type,
-      # Two compilers at once would otherwise stop at libtpu's lock file.
-      ALLOW_MULTIPLE_LIBTPU_LOAD="1",
+    JAX_PLATFORMS="cpu",
+    TPU_SKIP_MDS_QUERY="1",
+    TPU_WORKER_HOSTNAMES="localhost",
+    TPU_ACCELERATOR_TYPE=target.accelerator_type,
+    # Two compilers at once would otherwise stop at libtpu's lock file.
+    ALLOW_MULTIPLE_LIBTPU_LOAD="1",
   )
   if dump_dir is not None:
     env["LIBTPU_INIT_ARGS"] = (
-        f"--xla_jf_dump_to={dump_dir} --xla_jf_dump_llo_text=true"
-        " --xla_jf_dump_llo_pass_label_regex=final_bundles"
+      f"--xla_jf_dump_to={dump_dir} --xla_jf_dump_llo_text=true"
+      " --xla_jf_dump_llo_pass_label_regex=final_bundles"
     )
   return env

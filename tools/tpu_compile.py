@@ -15,20 +15,19 @@ import subprocess
 import sys
 from typing import Any
 
-from absl import app
-from absl import flags
+from absl import app, flags
 
 from laneweave.tools import targets
 
 _TARGET = flags.DEFINE_enum(
-    "target", "v5e", sorted(targets.TARGETS), "TPU generation to compile for."
+  "target", "v5e", sorted(targets.TARGETS), "TPU generation to compile for."
 )
 _CASES = flags.DEFINE_enum(
-    "cases",
-    "small",
-    ["small", "real"],
-    "small: seconds per target, every operation and dtype pair; real: sizes of"
-    " published models.",
+  "cases",
+  "small",
+  ["small", "real"],
+  "small: seconds per target, every operation and dtype pair; real: sizes of"
+  " published models.",
 )
 
 _READY = "LANEWEAVE_TPU_COMPILE_READY"
@@ -50,39 +49,34 @@ def compile_layout(layout, device, printing: bool) -> dict[str, Any]:
   """
   # Imported here, after the environment is set: libtpu reads it on import.
   import jax
-  from jax.sharding import AbstractDevice, AbstractMesh, SingleDeviceSharding
   import jax.numpy as jnp
+  from jax.sharding import AbstractDevice, AbstractMesh, SingleDeviceSharding
 
   from laneweave.kernels import mosaic
 
   one = SingleDeviceSharding(device)
-  source = jax.ShapeDtypeStruct(
-      layout.shape, layout.source_dtype, sharding=one
-  )
+  source = jax.ShapeDtypeStruct(layout.shape, layout.source_dtype, sharding=one)
   bases = jax.ShapeDtypeStruct(
-      (2 * len(layout.out_shape),), jnp.uint32, sharding=one
+    (2 * len(layout.out_shape),), jnp.uint32, sharding=one
   )
 
   def run(bases, *sources):
-    return mosaic.relayout(
-        layout, *sources, bases=bases if printing else None
-    )
+    return mosaic.relayout(layout, *sources, bases=bases if printing else None)
 
   kind = AbstractDevice(
-      device_kind=device.device_kind, num_cores=None, platform="tpu"
+    device_kind=device.device_kind, num_cores=None, platform="tpu"
   )
-  with jax.sharding.use_abstract_mesh(AbstractMesh((), (), abstract_device=kind)):
+  with jax.sharding.use_abstract_mesh(
+    AbstractMesh((), (), abstract_device=kind)
+  ):
     compiled = (
-        jax.jit(run)
-        .trace(bases, *([source] * layout.operands))
-        .lower()
-        .compile()
+      jax.jit(run).trace(bases, *([source] * layout.operands)).lower().compile()
     )
-  text = compiled.as_text()
+  text = compiled.as_text() or ""
   return {
-      "temp_bytes": compiled.memory_analysis().temp_size_in_bytes,
-      "copies": len(_COPIES.findall(text)),
-      "launches": text.count('custom_call_target="tpu_custom_call"'),
+    "temp_bytes": compiled.memory_analysis().temp_size_in_bytes,
+    "copies": len(_COPIES.findall(text)),
+    "launches": text.count('custom_call_target="tpu_custom_call"'),
   }
 
 
@@ -101,18 +95,18 @@ def rows(target: str, cases: str) -> list[dict[str, Any]]:
   from laneweave.tools import cases as cases_lib
 
   topology = topologies.get_topology_desc(
-      platform="tpu", topology_name=targets.TARGETS[target].topology
+    platform="tpu", topology_name=targets.TARGETS[target].topology
   )
   found = []
   for case in cases_lib.SMALL if cases == "small" else cases_lib.REAL:
     for printing in (False, True):
       row = {
-          "target": target,
-          "op": case.op,
-          "case": case.name,
-          "shape": list(case.layout.shape),
-          "dtypes": [case.layout.source_dtype.name, case.layout.dtype.name],
-          "fingerprint": printing,
+        "target": target,
+        "op": case.op,
+        "case": case.name,
+        "shape": list(case.layout.shape),
+        "dtypes": [case.layout.source_dtype.name, case.layout.dtype.name],
+        "fingerprint": printing,
       }
       try:
         row.update(compile_layout(case.layout, topology.devices[0], printing))

@@ -5,9 +5,7 @@ import time
 import grpc
 
 from laneweave.sync import rounds
-from laneweave.sync.control import control_pb2
-from laneweave.sync.control import control_pb2_grpc
-from laneweave.sync.control import server
+from laneweave.sync.control import control_pb2, control_pb2_grpc, server
 from laneweave.sync.transport import base
 
 _CALL_S = 20.0
@@ -26,11 +24,11 @@ class ControlClient:
     self._address = address
     self._replica = replica
     self._channel = grpc.insecure_channel(
-        address,
-        options=[
-            ("grpc.max_receive_message_length", server.MESSAGE_BYTES),
-            ("grpc.enable_http_proxy", 0),
-        ],
+      address,
+      options=[
+        ("grpc.max_receive_message_length", server.MESSAGE_BYTES),
+        ("grpc.enable_http_proxy", 0),
+      ],
     )
     self._stub = control_pb2_grpc.WeightSyncStub(self._channel)
 
@@ -50,18 +48,18 @@ class ControlClient:
       left = deadline - time.monotonic()
       if left <= 0:
         raise base.TransportError(
-            f"no trainer with weights to offer at {self._address} within"
-            f" {timeout_s:.0f} s; check `controller_address` and that the"
-            " trainer runs"
+          f"no trainer with weights to offer at {self._address} within"
+          f" {timeout_s:.0f} s; check `controller_address` and that the"
+          " trainer runs"
         )
       try:
         reply = self._stub.Join(
-            request, timeout=min(left, _CALL_S), wait_for_ready=True
+          request, timeout=min(left, _CALL_S), wait_for_ready=True
         )
       except grpc.RpcError as error:
         if error.code() not in (
-            grpc.StatusCode.DEADLINE_EXCEEDED,
-            grpc.StatusCode.UNAVAILABLE,
+          grpc.StatusCode.DEADLINE_EXCEEDED,
+          grpc.StatusCode.UNAVAILABLE,
         ):
           raise self._failed("Join", error) from None
         continue
@@ -69,13 +67,13 @@ class ControlClient:
         continue
       if reply.problems:
         raise base.TransportError(
-            f"{len(reply.problems)} problem(s) between trainer and rollout: "
-            + "; ".join(reply.problems[:5])
+          f"{len(reply.problems)} problem(s) between trainer and rollout: "
+          + "; ".join(reply.problems[:5])
         )
       return
 
   def next_round(
-      self, after_round: int, timeout_s: float
+    self, after_round: int, timeout_s: float
   ) -> rounds.RoundManifest | None:
     """Waits for the round after one.
 
@@ -91,7 +89,7 @@ class ControlClient:
     """
     deadline = time.monotonic() + timeout_s
     request = control_pb2.NextRoundRequest(
-        replica=self._replica, after_round=after_round
+      replica=self._replica, after_round=after_round
     )
     while time.monotonic() < deadline:
       offer = self._call("NextRound", request, _CALL_S)
@@ -100,8 +98,8 @@ class ControlClient:
       if offer.HasField("manifest"):
         return rounds.manifest_from_wire(offer.manifest)
     raise base.TransportError(
-        f"the trainer at {self._address} offered no round after {after_round}"
-        f" within {timeout_s:.0f} s"
+      f"the trainer at {self._address} offered no round after {after_round}"
+      f" within {timeout_s:.0f} s"
     )
 
   def receive(self, key: control_pb2.RoundKey, timeout_s: float) -> float:
@@ -138,9 +136,9 @@ class ControlClient:
   def key(self, manifest: rounds.RoundManifest) -> control_pb2.RoundKey:
     """The key of a round for this rollout's calls."""
     return control_pb2.RoundKey(
-        replica=self._replica,
-        round_id=manifest.round_id,
-        version=manifest.version,
+      replica=self._replica,
+      round_id=manifest.round_id,
+      version=manifest.version,
     )
 
   def close(self) -> None:
@@ -156,9 +154,9 @@ class ControlClient:
   def _failed(self, method, error):
     code = error.code()
     said = {
-        grpc.StatusCode.UNAVAILABLE: "is gone or cannot be reached",
-        grpc.StatusCode.DEADLINE_EXCEEDED: "did not answer in time",
+      grpc.StatusCode.UNAVAILABLE: "is gone or cannot be reached",
+      grpc.StatusCode.DEADLINE_EXCEEDED: "did not answer in time",
     }.get(code, f"failed with {code.name}: {error.details()}")
     return base.TransportError(
-        f"the trainer at {self._address} {said} ({method})"
+      f"the trainer at {self._address} {said} ({method})"
     )

@@ -8,8 +8,7 @@ import time
 import grpc
 
 from laneweave.sync import rounds
-from laneweave.sync.control import control_pb2
-from laneweave.sync.control import control_pb2_grpc
+from laneweave.sync.control import control_pb2, control_pb2_grpc
 from laneweave.sync.transport import base
 
 # A message holds names, shapes and shards, about 200 bytes a variable.
@@ -41,19 +40,19 @@ class ControlServer(control_pb2_grpc.WeightSyncServicer):
     self._closed = False
     self._told: set[str] = set()
     self._server = grpc.server(
-        concurrent.futures.ThreadPoolExecutor(32, "control"),
-        options=[
-            ("grpc.max_receive_message_length", MESSAGE_BYTES),
-            ("grpc.so_reuseport", 0),
-        ],
+      concurrent.futures.ThreadPoolExecutor(32, "control"),
+      options=[
+        ("grpc.max_receive_message_length", MESSAGE_BYTES),
+        ("grpc.so_reuseport", 0),
+      ],
     )
     control_pb2_grpc.add_WeightSyncServicer_to_server(self, self._server)
     try:
       bound = self._server.add_insecure_port(f"{bind_ip}:{port}")
     except RuntimeError as error:
       raise base.TransportError(
-          f"cannot listen on {bind_ip}:{port}: {error}; choose another port or"
-          " `bind_ip`"
+        f"cannot listen on {bind_ip}:{port}: {error}; choose another port or"
+        " `bind_ip`"
       ) from None
     self.address = f"{bind_ip}:{bound}"
     self._server.start()
@@ -70,12 +69,12 @@ class ControlServer(control_pb2_grpc.WeightSyncServicer):
     """Waits until `count` rollouts have joined."""
     with self._change:
       if not self._change.wait_for(
-          lambda: len(self._units) >= count, timeout_s
+        lambda: len(self._units) >= count, timeout_s
       ):
         raise base.TransportError(
-            f"{len(self._units)} of {count} rollouts joined within"
-            f" {timeout_s:.0f} s; start them with"
-            f" --controller_address={self.address}"
+          f"{len(self._units)} of {count} rollouts joined within"
+          f" {timeout_s:.0f} s; start them with"
+          f" --controller_address={self.address}"
         )
       return list(self._units.values())
 
@@ -87,13 +86,13 @@ class ControlServer(control_pb2_grpc.WeightSyncServicer):
       self._change.notify_all()
 
   def wait_ready(
-      self, replicas: collections.abc.Collection[str], timeout_s: float
+    self, replicas: collections.abc.Collection[str], timeout_s: float
   ) -> set[str]:
     """Waits until these rollouts are ready or gave up; those ready."""
     with self._change:
       self._change.wait_for(
-          lambda: set(replicas) <= self._ready | self._reports.keys(),
-          timeout_s,
+        lambda: set(replicas) <= self._ready | self._reports.keys(),
+        timeout_s,
       )
       return self._ready & set(replicas)
 
@@ -104,12 +103,12 @@ class ControlServer(control_pb2_grpc.WeightSyncServicer):
       self._change.notify_all()
 
   def wait_reports(
-      self, replicas: collections.abc.Collection[str], timeout_s: float
+    self, replicas: collections.abc.Collection[str], timeout_s: float
   ) -> dict[str, rounds.ReplicaReport]:
     """Waits for reports; those that came."""
     with self._change:
       self._change.wait_for(
-          lambda: set(replicas) <= self._reports.keys(), timeout_s
+        lambda: set(replicas) <= self._reports.keys(), timeout_s
       )
       return dict(self._reports)
 
@@ -125,19 +124,22 @@ class ControlServer(control_pb2_grpc.WeightSyncServicer):
       self._change.notify_all()
       # Rollouts ask for the next round after they reported: let them hear.
       self._change.wait_for(
-          lambda: self._units.keys() <= self._told, _FAREWELL_S
+        lambda: self._units.keys() <= self._told, _FAREWELL_S
       )
     self._server.stop(grace=1).wait(2)
 
   # What rollouts call.
 
-  def Join(self, request, context):
+  def Join(
+    self, request: control_pb2.JoinRequest, context: grpc.ServicerContext
+  ) -> control_pb2.JoinReply:
+    """See control.proto."""
     unit = rounds.unit_from_wire(request.unit)
     with self._change:
       self._wait(context, lambda: self._source is not None or self._closed)
       if self._source is None:
         return control_pb2.JoinReply(
-            problems=["the trainer has nothing to offer"]
+          problems=["the trainer has nothing to offer"]
         )
       problems = base.preflight(self._source, unit)
       if not problems:
@@ -145,48 +147,56 @@ class ControlServer(control_pb2_grpc.WeightSyncServicer):
         self._change.notify_all()
       return control_pb2.JoinReply(problems=problems)
 
-  def NextRound(self, request, context):
-    def is_new():
-      return self._closed or (
-          self._manifest is not None
-          and self._manifest.round_id > request.after_round
-      )
+  def NextRound(
+    self, request: control_pb2.NextRoundRequest, context: grpc.ServicerContext
+  ) -> control_pb2.RoundOffer:
+    """See control.proto."""
+
+    def is_new() -> bool:
+      current = self._manifest
+      return current is not None and current.round_id > request.after_round
 
     with self._change:
-      self._wait(context, is_new)
+      self._wait(context, lambda: self._closed or is_new())
       offer = control_pb2.RoundOffer(closed=self._closed)
       if self._closed:
         self._told.add(request.replica)
         self._change.notify_all()
-      if not self._closed and is_new():
+      elif self._manifest is not None and is_new():
         offer.manifest.CopyFrom(rounds.manifest_to_wire(self._manifest))
       return offer
 
-  def Receive(self, request, context):
+  def Receive(
+    self, request: control_pb2.RoundKey, context: grpc.ServicerContext
+  ) -> control_pb2.ReceiveReply:
+    """See control.proto."""
     with self._change:
       if error := self._stale(request):
         return control_pb2.ReceiveReply(error=error)
       self._ready.add(request.replica)
       self._change.notify_all()
       self._wait(
-          context, lambda: self._landed is not None or self._closed, slices=None
+        context, lambda: self._landed is not None or self._closed, slices=None
       )
       if self._landed is None:
         return control_pb2.ReceiveReply(error="the trainer ended the session")
       error, seconds = self._landed
       return control_pb2.ReceiveReply(error=error, transfer_s=seconds)
 
-  def Report(self, request, context):
+  def Report(
+    self, request: control_pb2.ReportRequest, context: grpc.ServicerContext
+  ) -> control_pb2.ReportReply:
+    """See control.proto."""
     del context
     with self._change:
       if error := self._stale(request.key):
         return control_pb2.ReportReply(error=error)
       self._reports[request.key.replica] = rounds.ReplicaReport(
-          outcome=request.outcome,
-          reason=request.reason,
-          mismatched=tuple(request.mismatched),
-          timings=dict(request.timings),
-          peak_rss_bytes=request.peak_rss_bytes,
+        outcome=request.outcome,
+        reason=request.reason,
+        mismatched=tuple(request.mismatched),
+        timings=dict(request.timings),
+        peak_rss_bytes=request.peak_rss_bytes,
       )
       self._change.notify_all()
     return control_pb2.ReportReply()
@@ -197,8 +207,8 @@ class ControlServer(control_pb2_grpc.WeightSyncServicer):
       return f"round {key.round_id} is unknown: none was offered yet"
     if (key.round_id, key.version) != (current.round_id, current.version):
       return (
-          f"round {key.round_id}, version {key.version} is not the current"
-          f" one ({current})"
+        f"round {key.round_id}, version {key.version} is not the current"
+        f" one ({current})"
       )
     return ""
 

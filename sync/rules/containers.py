@@ -57,7 +57,7 @@ class Place:
     if self.container is None:
       return (self.prefix + suffix,)
     return tuple(
-        f"{self.prefix}{self.container}_{n}{suffix}" for n in self.layers
+      f"{self.prefix}{self.container}_{n}{suffix}" for n in self.layers
     )
 
 
@@ -72,9 +72,9 @@ class _Split:
 
 
 def locate(
-    leaves: collections.abc.Sequence[LeafSpec],
-    cfg: SyncConfig,
-    problems: list[str],
+  leaves: collections.abc.Sequence[LeafSpec],
+  cfg: SyncConfig,
+  problems: list[str],
 ) -> dict[str, Place]:
   """Finds the layers of every leaf.
 
@@ -92,7 +92,7 @@ def locate(
   for s in splits:
     if s.container is None:
       places[s.leaf.name] = Place(
-          prefix="", suffix=s.leaf.name, container=None, layers=(), stacked=()
+        prefix="", suffix=s.leaf.name, container=None, layers=(), stacked=()
       )
     else:
       kind = "segment" if s.container in _SEGMENTS else "stack"
@@ -115,10 +115,10 @@ def _split(leaf, cfg):
     return _Split(leaf=leaf, prefix="", container=None, rest=())
   prefix = "".join(p + "." for p in parts[:at])
   return _Split(
-      leaf=leaf,
-      prefix=prefix,
-      container=parts[at],
-      rest=tuple(parts[at + 1 :]),
+    leaf=leaf,
+    prefix=prefix,
+    container=parts[at],
+    rest=tuple(parts[at + 1 :]),
   )
 
 
@@ -142,7 +142,7 @@ def _suffix(parts):
 
 
 def scan_axes(
-    leaf: LeafSpec, stacked: tuple[int, ...], cfg: SyncConfig
+  leaf: LeafSpec, stacked: tuple[int, ...], cfg: SyncConfig
 ) -> tuple[int, ...] | str:
   """The axes of a leaf on which its layers are stacked.
 
@@ -163,33 +163,33 @@ def scan_axes(
   rank = len(leaf.shape) - count
   if rank < 1:
     return (
-        f"`{leaf.name}` {leaf} has no axis besides its stacked ones; a layer's"
-        " scalar cannot be synced, store it with shape [1]"
+      f"`{leaf.name}` {leaf} has no axis besides its stacked ones; a layer's"
+      " scalar cannot be synced, store it with shape [1]"
     )
   if cfg.param_scan_axis is None:
     fits = [a for a in range(rank + 1) if leaf.shape[a : a + count] == stacked]
     if len(fits) != 1:
       return (
-          f"`{leaf.name}` {leaf} has {len(fits)} axes that can be the stacked"
-          f" one ({fits}) for {stacked} layers; set `param_scan_axis`"
+        f"`{leaf.name}` {leaf} has {len(fits)} axes that can be the stacked"
+        f" one ({fits}) for {stacked} layers; set `param_scan_axis`"
       )
     first = fits[0]
   else:
     first = min(cfg.param_scan_axis, rank)
     if _is_router_bias(leaf) and (
-        leaf.kind == "MoEBiasVar"
-        or (leaf.kind is None and leaf.shape[:count] == stacked)
+      leaf.kind == "MoEBiasVar"
+      or (leaf.kind is None and leaf.shape[:count] == stacked)
     ):
       first = 0
   axes = tuple(range(first, first + count))
   for axis, length in zip(axes, stacked, strict=True):
     if leaf.shape[axis] != length:
       return (
-          f"`{leaf.name}` {leaf} has {leaf.shape[axis]} layers on axis {axis},"
-          f" expected {length}; check `num_decoder_layers`"
-          f" ({cfg.num_decoder_layers}), `inhomogeneous_layer_cycle_interval`"
-          f" ({cfg.inhomogeneous_layer_cycle_interval}) and `param_scan_axis`"
-          f" ({cfg.param_scan_axis})"
+        f"`{leaf.name}` {leaf} has {leaf.shape[axis]} layers on axis {axis},"
+        f" expected {length}; check `num_decoder_layers`"
+        f" ({cfg.num_decoder_layers}), `inhomogeneous_layer_cycle_interval`"
+        f" ({cfg.inhomogeneous_layer_cycle_interval}) and `param_scan_axis`"
+        f" ({cfg.param_scan_axis})"
       )
   return axes
 
@@ -219,19 +219,19 @@ def _segments(members, cfg, problems):
     lengths = {"dense_layers": count, "moe_layers": total - count}
     if not 0 < count < total:
       problems.append(
-          f"`{first.name}` {first} has {count} dense layers of"
-          f" `num_decoder_layers` {total}: none are left for `moe_layers`"
+        f"`{first.name}` {first} has {count} dense layers of"
+        f" `num_decoder_layers` {total}: none are left for `moe_layers`"
       )
       return {}
   return {
-      s.leaf.name: Place(
-          prefix=s.prefix,
-          suffix=_suffix(s.rest),
-          container=s.container,
-          layers=tuple(range(lengths[s.container])),
-          stacked=(lengths[s.container],),
-      )
-      for s in members
+    s.leaf.name: Place(
+      prefix=s.prefix,
+      suffix=_suffix(s.rest),
+      container=s.container,
+      layers=tuple(range(lengths[s.container])),
+      stacked=(lengths[s.container],),
+    )
+    for s in members
   }
 
 
@@ -247,17 +247,17 @@ def _stack(members, cfg, offset, problems):
   if not slotted and cycle == 1 and not remainder:
     count = cfg.num_decoder_layers - offset
     return {
-        s.leaf.name: _place(s, s.rest, range(offset, offset + count), (count,))
-        for s in scanned
+      s.leaf.name: _place(s, s.rest, range(offset, offset + count), (count,))
+      for s in scanned
     }
-  if slotted and len(slotted) < len(scanned) or (cycle > 1 and not slotted):
+  if (slotted and len(slotted) < len(scanned)) or (cycle > 1 and not slotted):
     for s in scanned:
       if _slot(s) is None:
         problems.append(
-            f"`{s.leaf.name}` {s.leaf} has no `layer_<slot>` level under"
-            f" `{s.container}`, but the layers come in a cycle of"
-            f" {max(cycle, len({_slot(t) for t in slotted}))}; set"
-            " `inhomogeneous_layer_cycle_interval` to 1 if they do not"
+          f"`{s.leaf.name}` {s.leaf} has no `layer_<slot>` level under"
+          f" `{s.container}`, but the layers come in a cycle of"
+          f" {max(cycle, len({_slot(t) for t in slotted}))}; set"
+          " `inhomogeneous_layer_cycle_interval` to 1 if they do not"
         )
     return {}
   return _slots(scanned, remainder, cfg, offset, problems)
@@ -271,11 +271,11 @@ def _slot(split):
 
 def _place(split, rest, layers, stacked):
   return Place(
-      prefix=split.prefix,
-      suffix=_suffix(rest),
-      container="layers",
-      layers=tuple(layers),
-      stacked=stacked,
+    prefix=split.prefix,
+    suffix=_suffix(rest),
+    container="layers",
+    layers=tuple(layers),
+    stacked=stacked,
   )
 
 
@@ -289,31 +289,31 @@ def _slots(scanned, remainder, cfg, offset, problems):
   for s in scanned:
     if _slot(s) >= cycle:
       problems.append(
-          f"`{s.leaf.name}` {s.leaf} is in slot {_slot(s)}, but a cycle of"
-          f" {cycle} has slots 0 to {cycle - 1}; check"
-          " `inhomogeneous_layer_cycle_interval`"
+        f"`{s.leaf.name}` {s.leaf} is in slot {_slot(s)}, but a cycle of"
+        f" {cycle} has slots 0 to {cycle - 1}; check"
+        " `inhomogeneous_layer_cycle_interval`"
       )
   missing = sorted(set(range(cycle)) - slots)
   if missing and slots <= set(range(cycle)):
     problems.append(
-        f"slots {missing} of a cycle of {cycle} are not in the tree"
-        f" (`{scanned[0].leaf.name}` is); check"
-        " `inhomogeneous_layer_cycle_interval`"
+      f"slots {missing} of a cycle of {cycle} are not in the tree"
+      f" (`{scanned[0].leaf.name}` is); check"
+      " `inhomogeneous_layer_cycle_interval`"
     )
   left = {_slot(s) for s in remainder}
   if None in left or left != set(range(len(left))):
     problems.append(
-        f"`{_REMAINDER}` must hold `layers_0` and on without a gap, found"
-        f" {sorted(s.rest[0] for s in remainder)[:4]}"
+      f"`{_REMAINDER}` must hold `layers_0` and on without a gap, found"
+      f" {sorted(s.rest[0] for s in remainder)[:4]}"
     )
     return {}
   total = cfg.num_decoder_layers - offset - len(left)
   repeats = total // cycle
   if total % cycle or repeats < 1:
     problems.append(
-        f"`num_decoder_layers` {cfg.num_decoder_layers} is not"
-        f" {offset} + a multiple of the cycle {cycle} + {len(left)} in"
-        f" `{_REMAINDER}` (`{scanned[0].leaf.name}` {scanned[0].leaf})"
+      f"`num_decoder_layers` {cfg.num_decoder_layers} is not"
+      f" {offset} + a multiple of the cycle {cycle} + {len(left)} in"
+      f" `{_REMAINDER}` (`{scanned[0].leaf.name}` {scanned[0].leaf})"
     )
     return {}
   if problems:
@@ -336,9 +336,9 @@ def _blocks(members, cfg, offset, problems):
   if cycle == 1:
     if not last:
       problems.append(
-          f"`{members[0].leaf.name}` is in blocks of `{_LOCAL}` without a"
-          f" `{_GLOBAL}`; their length cannot be told, set"
-          " `inhomogeneous_layer_cycle_interval`"
+        f"`{members[0].leaf.name}` is in blocks of `{_LOCAL}` without a"
+        f" `{_GLOBAL}`; their length cannot be told, set"
+        " `inhomogeneous_layer_cycle_interval`"
       )
       return {}
     tallest = max((s.leaf for s in last), key=lambda leaf: len(leaf.shape))
@@ -347,9 +347,9 @@ def _blocks(members, cfg, offset, problems):
   blocks = total // cycle if cycle else 0
   if cycle < 2 or total % cycle:
     problems.append(
-        f"`num_decoder_layers` {cfg.num_decoder_layers} does not divide into"
-        f" blocks like that of `{members[0].leaf.name}` {members[0].leaf};"
-        " check `inhomogeneous_layer_cycle_interval`"
+      f"`num_decoder_layers` {cfg.num_decoder_layers} does not divide into"
+      f" blocks like that of `{members[0].leaf.name}` {members[0].leaf};"
+      " check `inhomogeneous_layer_cycle_interval`"
     )
     return {}
   places = {}
@@ -363,8 +363,8 @@ def _blocks(members, cfg, offset, problems):
       stacked = (blocks, cycle - 1)
     else:
       problems.append(
-          f"`{s.leaf.name}` {s.leaf} is neither in `{_LOCAL}` nor in"
-          f" `{_GLOBAL}`, as the other leaves of `{s.container}` are"
+        f"`{s.leaf.name}` {s.leaf} is neither in `{_LOCAL}` nor in"
+        f" `{_GLOBAL}`, as the other leaves of `{s.container}` are"
       )
       continue
     places[s.leaf.name] = _place(s, s.rest[1:], layers, stacked)

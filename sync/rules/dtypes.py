@@ -10,23 +10,23 @@ import collections.abc
 import re
 
 _KEPT = (
-    # GPT-OSS: the norms around attention.
-    (
-        r"\.(pre|post)_self_attention_layer_norm\.scale$",
-        r"\.GptOssAttention\.",
-    ),
-    # Olmo 3: norms after attention and MLP, and none before.
-    (
-        r"\.post_(self_attention|mlp)_layer_norm\.scale$",
-        r"\.post_mlp_layer_norm\.scale$",
-    ),
-    # DeepSeek 3.2: parts of the sparse-attention indexer.
-    (
-        r"\.indexer\.(k_norm\.(scale|bias)|weights_proj\.kernel)$",
-        r"\.indexer\.k_norm\.bias$",
-    ),
-    # DeepSeek 4: token-to-expert ids, which bfloat16 would corrupt.
-    (r"\.tid2eid$", r"\.tid2eid$"),
+  # GPT-OSS: the norms around attention.
+  (
+    r"\.(pre|post)_self_attention_layer_norm\.scale$",
+    r"\.GptOssAttention\.",
+  ),
+  # Olmo 3: norms after attention and MLP, and none before.
+  (
+    r"\.post_(self_attention|mlp)_layer_norm\.scale$",
+    r"\.post_mlp_layer_norm\.scale$",
+  ),
+  # DeepSeek 3.2: parts of the sparse-attention indexer.
+  (
+    r"\.indexer\.(k_norm\.(scale|bias)|weights_proj\.kernel)$",
+    r"\.indexer\.k_norm\.bias$",
+  ),
+  # DeepSeek 4: token-to-expert ids, which bfloat16 would corrupt.
+  (r"\.tid2eid$", r"\.tid2eid$"),
 )
 
 

@@ -11,7 +11,7 @@ _KV = re.compile(r"(?:^|\.)(?:key|value)\.(kernel|bias)")
 
 
 def head_axis(
-    name: str, block_shape: tuple[int, ...], base_num_kv_heads: int | None
+  name: str, block_shape: tuple[int, ...], base_num_kv_heads: int | None
 ) -> tuple[int, int] | None:
   """Where a leaf has its KV heads.
 
@@ -32,10 +32,10 @@ def head_axis(
   rank = len(block_shape)
   if rank == (3 if kernel else 2):
     return rank - 2, 1
-  if not kernel and rank == 1 and base_num_kv_heads is not None:
-    if block_shape[0] % base_num_kv_heads == 0:
-      return 0, block_shape[0] // base_num_kv_heads
-  return None
+  if kernel or rank != 1 or base_num_kv_heads is None:
+    return None
+  head_dim, left = divmod(block_shape[0], base_num_kv_heads)
+  return None if left else (0, head_dim)
 
 
 def repeats(heads: int, shards: int) -> int | None:

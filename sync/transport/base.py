@@ -3,7 +3,7 @@
 import collections.abc
 import dataclasses
 import math
-from typing import Protocol
+from typing import Any, Protocol
 
 import jax
 from jax.sharding import NamedSharding
@@ -72,12 +72,14 @@ class Endpoint(Protocol):
 
   def work_unit(self) -> WorkUnit:
     """What the other side needs to know."""
+    ...
 
   def stage(self) -> None:
     """Copies the bound arrays to host staging buffers; returns when done."""
 
   def load(self) -> dict[str, jax.Array]:
     """Copies staging buffers to the devices; returns the arrays, all there."""
+    ...
 
   def release(self) -> None:
     """Lets go of the bound arrays."""
@@ -93,13 +95,13 @@ class Controller(Protocol):
     """Makes a work unit known; idempotent for an unchanged one."""
 
   def transfer(
-      self,
-      source: WorkUnit,
-      destinations: collections.abc.Sequence[WorkUnit],
-      *,
-      uuid: int,
-      request: str,
-      timeout_s: float,
+    self,
+    source: WorkUnit,
+    destinations: collections.abc.Sequence[WorkUnit],
+    *,
+    uuid: int,
+    request: str,
+    timeout_s: float,
   ) -> None:
     """Moves all variables; returns when every byte is in the staging buffers.
 
@@ -112,7 +114,7 @@ class Controller(Protocol):
 
 
 def variables_of(
-    arrays: collections.abc.Mapping[str, jax.Array],
+  arrays: collections.abc.Mapping[str, jax.Array],
 ) -> tuple[Variable, ...]:
   """Describes arrays; ordinals follow the mapping's order.
 
@@ -126,8 +128,8 @@ def variables_of(
     TransportError: an array without a sharding a transport understands.
   """
   return tuple(
-      _variable(name, ordinal, x)
-      for ordinal, (name, x) in enumerate(arrays.items())
+    _variable(name, ordinal, x)
+    for ordinal, (name, x) in enumerate(arrays.items())
   )
 
 
@@ -135,40 +137,40 @@ def _variable(name, ordinal, x):
   sharding = x.sharding
   local = sharding.shard_shape(x.shape)
   grid = tuple(
-      math.ceil(d / n) if n else 1 for d, n in zip(x.shape, local, strict=True)
+    math.ceil(d / n) if n else 1 for d, n in zip(x.shape, local, strict=True)
   )
   if any(d != g * n for d, g, n in zip(x.shape, grid, local, strict=True)):
     raise TransportError(
-        f"`{name}` {list(x.shape)} is split unevenly into shards of"
-        f" {list(local)}; choose a sharding that divides it"
+      f"`{name}` {list(x.shape)} is split unevenly into shards of"
+      f" {list(local)}; choose a sharding that divides it"
     )
   held = sharding.devices_indices_map(x.shape)
   indices = []
   for device in mesh_devices(sharding):
     place = [
-        (s.start or 0) // n for s, n in zip(held[device], local, strict=True)
+      (s.start or 0) // n for s, n in zip(held[device], local, strict=True)
     ]
     indices.append(int(np.ravel_multi_index(place, grid)))
   return Variable(
-      name=name,
-      ordinal=ordinal,
-      shape=tuple(x.shape),
-      dtype=x.dtype.name,
-      mesh_shape=grid,
-      sharding_spec=_spec(sharding, len(x.shape)),
-      global_shard_indices=tuple(indices),
+    name=name,
+    ordinal=ordinal,
+    shape=tuple(x.shape),
+    dtype=x.dtype.name,
+    mesh_shape=grid,
+    sharding_spec=_spec(sharding, len(x.shape)),
+    global_shard_indices=tuple(indices),
   )
 
 
-def mesh_devices(sharding: jax.sharding.Sharding) -> list[jax.Device]:
+def mesh_devices(sharding: jax.sharding.Sharding) -> list[Any]:
   """Devices in mesh order: position, never id, numbers a device."""
   if isinstance(sharding, NamedSharding):
     return list(sharding.mesh.devices.flat)
   devices = list(sharding.device_set)
   if len(devices) != 1:
     raise TransportError(
-        f"a {type(sharding).__name__} over {len(devices)} devices has no mesh"
-        " order; use a NamedSharding"
+      f"a {type(sharding).__name__} over {len(devices)} devices has no mesh"
+      " order; use a NamedSharding"
     )
   return devices
 
@@ -176,8 +178,7 @@ def mesh_devices(sharding: jax.sharding.Sharding) -> list[jax.Device]:
 def _spec(sharding, rank):
   spec = sharding.spec if isinstance(sharding, NamedSharding) else ()
   names = [
-      "" if e is None else e if isinstance(e, str) else ",".join(e)
-      for e in spec
+    "" if e is None else e if isinstance(e, str) else ",".join(e) for e in spec
   ]
   return tuple(names + [""] * (rank - len(names)))
 
@@ -197,21 +198,21 @@ def preflight(source: WorkUnit, destination: WorkUnit) -> list[str]:
   theirs = {v.name: v for v in destination.variables}
   if missing := sorted(ours.keys() - theirs.keys()):
     problems.append(
-        f"{len(missing)} of the trainer's arrays are not on the rollout, first"
-        f" `{missing[0]}`"
+      f"{len(missing)} of the trainer's arrays are not on the rollout, first"
+      f" `{missing[0]}`"
     )
   if missing := sorted(theirs.keys() - ours.keys()):
     problems.append(
-        f"{len(missing)} of the rollout's arrays are not on the trainer, first"
-        f" `{missing[0]}`"
+      f"{len(missing)} of the rollout's arrays are not on the trainer, first"
+      f" `{missing[0]}`"
     )
   for name in ours.keys() & theirs.keys():
     a, b = ours[name], theirs[name]
     if (a.shape, a.dtype, a.ordinal) != (b.shape, b.dtype, b.ordinal):
       problems.append(
-          f"`{name}` is {a.dtype}{list(a.shape)} with ordinal {a.ordinal} on"
-          f" the trainer and {b.dtype}{list(b.shape)} with ordinal"
-          f" {b.ordinal} on the rollout"
+        f"`{name}` is {a.dtype}{list(a.shape)} with ordinal {a.ordinal} on"
+        f" the trainer and {b.dtype}{list(b.shape)} with ordinal"
+        f" {b.ordinal} on the rollout"
       )
   for unit in (source, destination):
     for v in unit.variables:
@@ -220,7 +221,7 @@ def preflight(source: WorkUnit, destination: WorkUnit) -> list[str]:
       counts = {v.global_shard_indices.count(i) for i in slices}
       if slices != set(range(math.prod(v.mesh_shape))) or counts != {copies}:
         problems.append(
-            f"`{v.name}`: the shards of the {unit.job} do not tile"
-            f" {list(v.shape)} once per replica"
+          f"`{v.name}`: the shards of the {unit.job} do not tile"
+          f" {list(v.shape)} once per replica"
         )
   return sorted(problems)

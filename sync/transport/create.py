@@ -2,9 +2,7 @@
 
 import os
 
-from laneweave.sync.transport import base
-from laneweave.sync.transport import local
-from laneweave.sync.transport import resolve
+from laneweave.sync.transport import base, local, resolve
 
 NAMES = ("auto", "raiden", "local")
 
@@ -24,26 +22,24 @@ def resolve_name(name: str, use_raiden_ffi: bool | None) -> str:
     RuntimeError: the transport cannot be had here; see `resolve`.
   """
   if name not in NAMES:
-    raise ValueError(
-        f"`transport` {name!r} is not one of {', '.join(NAMES)}"
-    )
+    raise ValueError(f"`transport` {name!r} is not one of {', '.join(NAMES)}")
   if name == "local":
     return name
   choice = resolve.choose(
-      use_raiden_ffi,
-      platforms=os.environ.get("JAX_PLATFORMS"),
-      environment=os.environ.get("RAIDEN_USE_FFI"),
+    use_raiden_ffi,
+    platforms=os.environ.get("JAX_PLATFORMS"),
+    environment=os.environ.get("RAIDEN_USE_FFI"),
   )
   if choice.name == "raiden_ffi":
     raise RuntimeError(
-        "`use_raiden_ffi` asks for Raiden's FFI, which this version does not"
-        " drive; unset it to use the native synchronizer"
+      "`use_raiden_ffi` asks for Raiden's FFI, which this version does not"
+      " drive; unset it to use the native synchronizer"
     )
   return choice.name
 
 
 def endpoint(
-    name: str, *, job: str, replica: str, parallelism: int, bind_ip: str
+  name: str, *, job: str, replica: str, parallelism: int, bind_ip: str
 ) -> base.Endpoint:
   """Makes one side's end.
 
@@ -64,7 +60,7 @@ def endpoint(
   from laneweave.sync.transport import raiden_native
 
   return raiden_native.NativeEndpoint(
-      job=job, replica=replica, parallelism=parallelism, bind_ip=bind_ip
+    job=job, replica=replica, parallelism=parallelism, bind_ip=bind_ip
   )
 
 

@@ -37,14 +37,14 @@ class LocalEndpoint:
     self._arrays = dict(arrays)
     if self._unit is None:
       self._unit = base.WorkUnit(
-          job=self._job,
-          replica=self._replica,
-          endpoints=(self._address,),
-          control_address=self._address,
-          mesh_shape=(),
-          mesh_axes=(),
-          linear_staging=False,
-          variables=base.variables_of(self._arrays),
+        job=self._job,
+        replica=self._replica,
+        endpoints=(self._address,),
+        control_address=self._address,
+        mesh_shape=(),
+        mesh_axes=(),
+        linear_staging=False,
+        variables=base.variables_of(self._arrays),
       )
 
   def work_unit(self) -> base.WorkUnit:
@@ -56,8 +56,8 @@ class LocalEndpoint:
   def take(self, source: "LocalEndpoint") -> None:
     """Copies the other end's arrays to this end's shardings."""
     self._arrays = {
-        name: jax.device_put(x, self._arrays[name].sharding, may_alias=False)
-        for name, x in source._arrays.items()
+      name: jax.device_put(x, self._arrays[name].sharding, may_alias=False)
+      for name, x in source._arrays.items()
     }
 
   def stage(self) -> None:
@@ -84,25 +84,23 @@ class LocalController:
     """See `base.Controller`."""
     if unit.control_address not in _ENDPOINTS:
       raise base.TransportError(
-          f"the {unit.job} at {unit.control_address} is not in this process;"
-          " --transport=local joins two ends of one process only"
+        f"the {unit.job} at {unit.control_address} is not in this process;"
+        " --transport=local joins two ends of one process only"
       )
 
   def transfer(
-      self,
-      source: base.WorkUnit,
-      destinations: collections.abc.Sequence[base.WorkUnit],
-      *,
-      uuid: int,
-      request: str,
-      timeout_s: float,
+    self,
+    source: base.WorkUnit,
+    destinations: collections.abc.Sequence[base.WorkUnit],
+    *,
+    uuid: int,
+    request: str,
+    timeout_s: float,
   ) -> None:
     """See `base.Controller`."""
     del uuid, request, timeout_s
     for unit in destinations:
-      _ENDPOINTS[unit.control_address].take(
-          _ENDPOINTS[source.control_address]
-      )
+      _ENDPOINTS[unit.control_address].take(_ENDPOINTS[source.control_address])
 
   def close(self) -> None:
     """See `base.Controller`."""

@@ -24,8 +24,7 @@ import threading
 
 import jax
 from tpu_sync.api.jax import weight_synchronizer
-from tpu_sync.rpc import raiden_controller
-from tpu_sync.rpc import raiden_service_pb2
+from tpu_sync.rpc import raiden_controller, raiden_service_pb2
 
 from laneweave.sync.transport import base
 
@@ -33,9 +32,7 @@ from laneweave.sync.transport import base
 class NativeEndpoint:
   """One persistent `WeightSynchronizer`."""
 
-  def __init__(
-      self, *, job: str, replica: str, parallelism: int, bind_ip: str
-  ):
+  def __init__(self, *, job: str, replica: str, parallelism: int, bind_ip: str):
     """Keeps the settings; the synchronizer is made by the first `bind`.
 
     Args:
@@ -59,12 +56,12 @@ class NativeEndpoint:
     jax.block_until_ready(bound)
     if self._synchronizer is None:
       self._synchronizer = weight_synchronizer.WeightSynchronizer(
-          bound,
-          local_port=0,
-          parallelism=self._parallelism,
-          unsafe_skip_buffer_lock=True,
-          listener_port=0,
-          bind_ip=self._bind_ip,
+        bound,
+        local_port=0,
+        parallelism=self._parallelism,
+        unsafe_skip_buffer_lock=True,
+        listener_port=0,
+        bind_ip=self._bind_ip,
       )
     else:
       self._synchronizer.bind_weights(bound)
@@ -78,14 +75,14 @@ class NativeEndpoint:
     mesh = getattr(first.sharding, "mesh", None)
     address = f"{self._bind_ip}:{self._synchronizer.local_port}"
     return base.WorkUnit(
-        job=self._job,
-        replica=self._replica,
-        endpoints=(address,) * len(devices),
-        control_address=f"{self._bind_ip}:{self._synchronizer.listener_port}",
-        mesh_shape=tuple(mesh.shape.values()) if mesh is not None else (1,),
-        mesh_axes=tuple(mesh.axis_names) if mesh is not None else ("x",),
-        linear_staging=devices[0].platform == "cpu",
-        variables=base.variables_of(self._arrays),
+      job=self._job,
+      replica=self._replica,
+      endpoints=(address,) * len(devices),
+      control_address=f"{self._bind_ip}:{self._synchronizer.listener_port}",
+      mesh_shape=tuple(mesh.shape.values()) if mesh is not None else (1,),
+      mesh_axes=tuple(mesh.axis_names) if mesh is not None else ("x",),
+      linear_staging=devices[0].platform == "cpu",
+      variables=base.variables_of(self._arrays),
     )
 
   def work_unit(self) -> base.WorkUnit:
@@ -128,81 +125,81 @@ class NativeController:
     """
     self._parallelism = parallelism
     self._controller = raiden_controller.RaidenController(
-        port=0,
-        worker_rpc_client=raiden_controller.WeightSyncWorkerRpcClient(
-            name_resolver=None
-        ),
+      port=0,
+      worker_rpc_client=raiden_controller.WeightSyncWorkerRpcClient(
+        name_resolver=None
+      ),
     )
     self._loop = asyncio.new_event_loop()
     self._thread = threading.Thread(
-        target=self._loop.run_forever, name="raiden-controller", daemon=True
+      target=self._loop.run_forever, name="raiden-controller", daemon=True
     )
     self._thread.start()
 
   def register(self, unit: base.WorkUnit) -> None:
     """See `base.Controller`."""
     self._controller.register_work_unit(
-        _raiden_id(unit),
-        list(unit.endpoints),
-        unit.control_address,
-        mesh_shape=list(unit.mesh_shape),
-        mesh_axes=list(unit.mesh_axes),
-        variables=[
-            raiden_service_pb2.VariableMetadataProto(
-                name=v.name,
-                shape=v.shape,
-                mesh_shape=v.mesh_shape,
-                layout=range(len(v.shape) - 1, -1, -1),
-                item_size=jax.numpy.dtype(v.dtype).itemsize,
-                layer_idx=v.ordinal,
-                sharding_spec=v.sharding_spec,
-                global_shard_indices=v.global_shard_indices,
-            )
-            for v in unit.variables
-        ],
+      _raiden_id(unit),
+      list(unit.endpoints),
+      unit.control_address,
+      mesh_shape=list(unit.mesh_shape),
+      mesh_axes=list(unit.mesh_axes),
+      variables=[
+        raiden_service_pb2.VariableMetadataProto(
+          name=v.name,
+          shape=v.shape,
+          mesh_shape=v.mesh_shape,
+          layout=range(len(v.shape) - 1, -1, -1),
+          item_size=jax.numpy.dtype(v.dtype).itemsize,
+          layer_idx=v.ordinal,
+          sharding_spec=v.sharding_spec,
+          global_shard_indices=v.global_shard_indices,
+        )
+        for v in unit.variables
+      ],
     )
 
   def transfer(
-      self,
-      source: base.WorkUnit,
-      destinations: collections.abc.Sequence[base.WorkUnit],
-      *,
-      uuid: int,
-      request: str,
-      timeout_s: float,
+    self,
+    source: base.WorkUnit,
+    destinations: collections.abc.Sequence[base.WorkUnit],
+    *,
+    uuid: int,
+    request: str,
+    timeout_s: float,
   ) -> None:
     """See `base.Controller`."""
     linear = any(u.linear_staging for u in (source, *destinations))
     future = self._controller.start_transfer(
-        src_units=[_raiden_id(source)],
-        dst_units=[_raiden_id(u) for u in destinations],
-        dst_mem_type=raiden_controller.RaidenMemoryType.DRAM,
-        use_block_chunks=True,
-        is_sender=True,
-        expected_block_count=0,
-        uuid=uuid,
-        req_id=request,
-        group_size=1,
-        parallelism=self._parallelism,
-        skip_tiling=(
-            {v.ordinal: False for v in source.variables} if linear else None
-        ),
+      src_units=[_raiden_id(source)],
+      dst_units=[_raiden_id(u) for u in destinations],
+      dst_mem_type=raiden_controller.RaidenMemoryType.DRAM,
+      use_block_chunks=True,
+      is_sender=True,
+      expected_block_count=0,
+      uuid=uuid,
+      req_id=request,
+      group_size=1,
+      parallelism=self._parallelism,
+      skip_tiling=(
+        {v.ordinal: False for v in source.variables} if linear else None
+      ),
     )
     waiting = asyncio.run_coroutine_threadsafe(
-        _wait(future, timeout_s), self._loop
+      _wait(future, timeout_s), self._loop
     )
     try:
       waiting.result(timeout_s + 5)
     except (TimeoutError, concurrent.futures.TimeoutError):
       waiting.cancel()
       raise base.TransportError(
-          f"the transfer {request} did not end within {timeout_s:.0f} s; the"
-          " rollout or the network stalled"
+        f"the transfer {request} did not end within {timeout_s:.0f} s; the"
+        " rollout or the network stalled"
       ) from None
     # Whatever Raiden raises here means the same: the transfer failed.
-    except Exception as error:  # noqa: BLE001
+    except Exception as error:
       raise base.TransportError(
-          f"the transfer {request} failed: {type(error).__name__}: {error}"
+        f"the transfer {request} failed: {type(error).__name__}: {error}"
       ) from error
 
   def close(self) -> None:

@@ -19,8 +19,8 @@ import importlib
 from absl import logging
 
 INSTALL = (
-    "install it with `pip install 'laneweave[raiden]'` (CPython 3.12, x86-64"
-    " Linux)"
+  "install it with `pip install 'laneweave[raiden]'` (CPython 3.12, x86-64"
+  " Linux)"
 )
 _NATIVE = "tpu_sync.api.jax.weight_synchronizer"
 _FFI = "tpu_sync.frameworks.jax.weight_synchronizer_ffi"
@@ -50,12 +50,12 @@ def import_error(module: str) -> str | None:
 
 
 def resolve_transport(
-    use_raiden_ffi: bool | None,
-    *,
-    is_proxy: bool,
-    native_error: str | None,
-    ffi_error: str | None,
-    environment: str | None = None,
+  use_raiden_ffi: bool | None,
+  *,
+  is_proxy: bool,
+  native_error: str | None,
+  ffi_error: str | None,
+  environment: str | None = None,
 ) -> Choice:
   """Decides the transport.
 
@@ -77,41 +77,41 @@ def resolve_transport(
     value = environment.strip().lower()
     if value not in (*_TRUE, *_FALSE):
       raise ValueError(
-          f"RAIDEN_USE_FFI {environment!r} must be one of"
-          f" {', '.join((*_TRUE, *_FALSE))}"
+        f"RAIDEN_USE_FFI {environment!r} must be one of"
+        f" {', '.join((*_TRUE, *_FALSE))}"
       )
     use_raiden_ffi = value in _TRUE
   wants_ffi = is_proxy if use_raiden_ffi is None else use_raiden_ffi
   if (wants_ffi or is_proxy) and ffi_error is not None:
     reason = (
-        "proxy arrays (Pathways) can only be staged by Raiden's FFI"
-        if is_proxy
-        else "`use_raiden_ffi` asks for Raiden's FFI"
+      "proxy arrays (Pathways) can only be staged by Raiden's FFI"
+      if is_proxy
+      else "`use_raiden_ffi` asks for Raiden's FFI"
     )
     raise RuntimeError(
-        f"{reason}, and `{_FFI}` of tpu-sync-jax cannot be imported"
-        f" ({ffi_error}); {INSTALL}"
+      f"{reason}, and `{_FFI}` of tpu-sync-jax cannot be imported"
+      f" ({ffi_error}); {INSTALL}"
     )
   if wants_ffi:
     return Choice(name="raiden_ffi", host_staging=False)
   if native_error is not None:
     raise RuntimeError(
-        f"`{_NATIVE}` of tpu-sync-jax cannot be imported ({native_error});"
-        f" {INSTALL}, or use --transport=local in one process"
+      f"`{_NATIVE}` of tpu-sync-jax cannot be imported ({native_error});"
+      f" {INSTALL}, or use --transport=local in one process"
     )
   if is_proxy:
     logging.warning(
-        "Raiden's FFI is available but switched off: every weight passes"
-        " through the client's host memory, which must hold the whole model"
+      "Raiden's FFI is available but switched off: every weight passes"
+      " through the client's host memory, which must hold the whole model"
     )
   return Choice(name="raiden", host_staging=is_proxy)
 
 
 def choose(
-    use_raiden_ffi: bool | None,
-    *,
-    platforms: str | None,
-    environment: str | None,
+  use_raiden_ffi: bool | None,
+  *,
+  platforms: str | None,
+  environment: str | None,
 ) -> Choice:
   """`resolve_transport` with what this process can import.
 
@@ -124,9 +124,9 @@ def choose(
     The choice.
   """
   return resolve_transport(
-      use_raiden_ffi,
-      is_proxy="proxy" in (platforms or "").split(","),
-      native_error=import_error(_NATIVE),
-      ffi_error=import_error(_FFI),
-      environment=environment,
+    use_raiden_ffi,
+    is_proxy="proxy" in (platforms or "").split(","),
+    native_error=import_error(_NATIVE),
+    ffi_error=import_error(_FFI),
+    environment=environment,
   )

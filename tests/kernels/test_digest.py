@@ -7,15 +7,14 @@ import numpy as np
 import pytest
 
 from laneweave import kernels
-from laneweave.kernels import digest
-from laneweave.kernels import reference
+from laneweave.kernels import digest, reference
 from laneweave.tests.kernels import bits
 
 
 @pytest.mark.parametrize("backend", ["xla", "interpret"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize(
-    "shape", [(5,), (130,), (3, 5), (40, 256), (16, 4, 32), (2, 3, 17, 8)]
+  "shape", [(5,), (130,), (3, 5), (40, 256), (16, 4, 32), (2, 3, 17, 8)]
 )
 def test_equals_the_definition(backend, dtype, shape):
   x = bits.random(shape, dtype, seed=1)
@@ -44,7 +43,7 @@ def test_shards_add_up():
       bases = digest.salts(None, 2) + jnp.asarray(np.tile(start + [r, 0], 2))
       shard = jnp.asarray(x[rows, c : c + 5])
       total += np.asarray(
-          digest.fingerprint_block(shard, bases.astype(jnp.uint32))
+        digest.fingerprint_block(shard, bases.astype(jnp.uint32))
       )
   np.testing.assert_array_equal(total, whole)
 
@@ -74,9 +73,12 @@ def corruptions(x):
     return y.view(x.dtype)
 
   yield "shards swapped", np.concatenate([x[:, half:], x[:, :half]], axis=1)
-  yield "tiles swapped", _with(
-      x, lambda y: y.__setitem__(slice(8, 16), x[:8])
-  ) if x.shape[0] < 16 else np.concatenate([x[8:16], x[:8], x[16:]])
+  yield (
+    "tiles swapped",
+    _with(x, lambda y: y.__setitem__(slice(8, 16), x[:8]))
+    if x.shape[0] < 16
+    else np.concatenate([x[8:16], x[:8], x[16:]]),
+  )
   yield "rows swapped", _swap(x, 3, 5)
   yield "columns swapped", _swap(x.T, 2, 7).T.copy()
   yield "elements swapped", _swap(x, (1, 2), (4, 9))
@@ -136,7 +138,7 @@ def test_ten_thousand_random_corruptions():
       y[i[0]], y[j[0]] = y[j[0]].copy(), y[i[0]].copy()
   changed = (batch != bits.bits(base)).any(axis=(1, 2))
   prints = jax.vmap(digest.fingerprint_block, in_axes=(0, None))(
-      jnp.asarray(batch.view(ml_dtypes.bfloat16)), digest.salts(None, 2)
+    jnp.asarray(batch.view(ml_dtypes.bfloat16)), digest.salts(None, 2)
   )
   missed = (np.asarray(prints) == reference.fingerprint(base)).all(axis=1)
   assert changed.sum() > 9_000

@@ -12,11 +12,12 @@ TARGETS = st.sampled_from(["bfloat16", "float32", "float16"])
 SEEDS = st.integers(0, 2**31 - 1)
 # Interpreted kernels compile for about a second each, so XLA gets the larger
 # share of the examples.
+LAST = st.integers(1, 140)
 BACKENDS = st.sampled_from([*["xla"] * 5, "interpret"])
 
 
 @st.composite
-def shapes(draw, last=st.integers(1, 140)):
+def shapes(draw, last=LAST):
   """A block shape and a source shape with one or two stacked axes in it."""
   block = draw(st.lists(st.integers(1, 9), min_size=0, max_size=2))
   block = [*block, draw(last)]
@@ -38,24 +39,24 @@ def test_unscan(case, source, dtype, seed, backend):
   _, shape, axes = case
   x = bits.random(shape, source, seed)
   compare(
-      kernels.unscan(x, scan_axis=axes, dtype=dtype, backend=backend),
-      reference.unscan(x, scan_axis=axes, dtype=dtype),
+    kernels.unscan(x, scan_axis=axes, dtype=dtype, backend=backend),
+    reference.unscan(x, scan_axis=axes, dtype=dtype),
   )
 
 
 @hypothesis.given(
-    shapes(last=st.just(1)),
-    st.integers(1, 4),
-    st.integers(1, 70),
-    st.integers(0, 70),
-    st.sampled_from([0, 0, 8, 128]),
-    SOURCES,
-    TARGETS,
-    SEEDS,
-    BACKENDS,
+  shapes(last=st.just(1)),
+  st.integers(1, 4),
+  st.integers(1, 70),
+  st.integers(0, 70),
+  st.sampled_from([0, 0, 8, 128]),
+  SOURCES,
+  TARGETS,
+  SEEDS,
+  BACKENDS,
 )
 def test_fuse_gate_up(
-    case, shards, width, extra, lane, source, dtype, seed, backend
+  case, shards, width, extra, lane, source, dtype, seed, backend
 ):
   _, shape, axes = case
   padded = width + extra
@@ -65,31 +66,31 @@ def test_fuse_gate_up(
   gate = bits.random(shape, source, seed)
   up = bits.random(shape, source, seed + 1)
   options = {
-      "scan_axis": axes,
-      "shards": shards,
-      "padded_width": shards * padded,
-      "lane_size": lane,
-      "dtype": dtype,
+    "scan_axis": axes,
+    "shards": shards,
+    "padded_width": shards * padded,
+    "lane_size": lane,
+    "dtype": dtype,
   }
   compare(
-      kernels.fuse_gate_up(gate, up, backend=backend, **options),
-      reference.fuse_gate_up(gate, up, **options),
+    kernels.fuse_gate_up(gate, up, backend=backend, **options),
+    reference.fuse_gate_up(gate, up, **options),
   )
 
 
 @hypothesis.given(
-    shapes(),
-    st.data(),
-    st.integers(1, 4),
-    st.integers(1, 20),
-    st.integers(0, 20),
-    SOURCES,
-    TARGETS,
-    SEEDS,
-    BACKENDS,
+  shapes(),
+  st.data(),
+  st.integers(1, 4),
+  st.integers(1, 20),
+  st.integers(0, 20),
+  SOURCES,
+  TARGETS,
+  SEEDS,
+  BACKENDS,
 )
 def test_pad_lanes(
-    case, data, shards, width, extra, source, dtype, seed, backend
+  case, data, shards, width, extra, source, dtype, seed, backend
 ):
   block, shape, axes = case
   axis = data.draw(st.integers(0, len(block) - 1))
@@ -99,40 +100,40 @@ def test_pad_lanes(
   shape[kept[axis]] = shards * width
   x = bits.random(tuple(shape), source, seed)
   options = {
-      "scan_axis": axes,
-      "axis": axis,
-      "shards": shards,
-      "padded_width": shards * (width + extra),
-      "dtype": dtype,
+    "scan_axis": axes,
+    "axis": axis,
+    "shards": shards,
+    "padded_width": shards * (width + extra),
+    "dtype": dtype,
   }
   compare(
-      kernels.pad_lanes(x, backend=backend, **options),
-      reference.pad_lanes(x, **options),
+    kernels.pad_lanes(x, backend=backend, **options),
+    reference.pad_lanes(x, **options),
   )
 
 
 @hypothesis.given(
-    shapes(),
-    st.data(),
-    st.integers(1, 4),
-    SOURCES,
-    TARGETS,
-    SEEDS,
-    BACKENDS,
+  shapes(),
+  st.data(),
+  st.integers(1, 4),
+  SOURCES,
+  TARGETS,
+  SEEDS,
+  BACKENDS,
 )
 def test_repeat_heads(case, data, repeats, source, dtype, seed, backend):
   block, shape, axes = case
   axis = data.draw(st.integers(-len(block), -1))
   x = bits.random(shape, source, seed)
   options = {
-      "scan_axis": axes,
-      "axis": axis,
-      "repeats": repeats,
-      "dtype": dtype,
+    "scan_axis": axes,
+    "axis": axis,
+    "repeats": repeats,
+    "dtype": dtype,
   }
   compare(
-      kernels.repeat_heads(x, backend=backend, **options),
-      reference.repeat_heads(x, **options),
+    kernels.repeat_heads(x, backend=backend, **options),
+    reference.repeat_heads(x, **options),
   )
 
 

@@ -10,7 +10,7 @@ from laneweave.sync.config import SyncConfig
 
 _FOLDER = pathlib.Path(__file__).parent.parent / "data" / "fixtures"
 NAMES = sorted(
-    p.name.removesuffix(".trainer.npz") for p in _FOLDER.glob("*.trainer.npz")
+  p.name.removesuffix(".trainer.npz") for p in _FOLDER.glob("*.trainer.npz")
 )
 
 
@@ -36,15 +36,17 @@ def config(name: str, tp: int = 1, **fields) -> SyncConfig:
   """The sync configuration of a fixture."""
   trainer = trainer_config(name)
   target = (rollout(name, tp) or {"config": trainer})["config"]
-  return SyncConfig(**{
+  return SyncConfig(
+    **{
       "num_decoder_layers": trainer["num_decoder_layers"],
       "param_scan_axis": trainer["param_scan_axis"],
       "inhomogeneous_layer_cycle_interval": trainer[
-          "inhomogeneous_layer_cycle_interval"
+        "inhomogeneous_layer_cycle_interval"
       ],
       "base_num_kv_heads": trainer["base_num_kv_heads"],
       "prefuse_moe_weights": target["prefuse_moe_weights"],
       "padded_base_moe_mlp_dim": target["padded_base_moe_mlp_dim"],
       "moe_mlp_tp_size": tp,
       **fields,
-  })
+    }
+  )

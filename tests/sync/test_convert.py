@@ -4,7 +4,8 @@ import gc
 import weakref
 
 import jax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 import numpy as np
 import pytest
 
@@ -30,8 +31,8 @@ def check(params, cfg, target=None, source=None):
 def place(weights, mesh, pick):
   """Weights on a mesh; `pick` gives a spec for a name and shape."""
   return {
-      name: jax.device_put(x, NamedSharding(mesh, pick(name, x.shape)))
-      for name, x in weights.items()
+    name: jax.device_put(x, NamedSharding(mesh, pick(name, x.shape)))
+    for name, x in weights.items()
   }
 
 
@@ -53,8 +54,8 @@ def test_fixtures(name, tp, lane):
   cfg = fixtures.config(name, tp, moe_lane_size=lane)
   free = check(fixtures.weights(name), cfg)
   leaves = {
-      leaf["path"]: jax.ShapeDtypeStruct(leaf["shape"], leaf["dtype"])
-      for leaf in target["leaves"]
+    leaf["path"]: jax.ShapeDtypeStruct(leaf["shape"], leaf["dtype"])
+    for leaf in target["leaves"]
   }
   aimed = convert_lib.convert(fixtures.weights(name), cfg, leaves)
   assert free.keys() == aimed.keys() == leaves.keys()
@@ -63,12 +64,12 @@ def test_fixtures(name, tp, lane):
 
 
 @pytest.mark.parametrize(
-    "name", ["qwen3-dense-tiny", "qwen3-moe-tiny", "qwen3.5-hybrid-tiny"]
+  "name", ["qwen3-dense-tiny", "qwen3-moe-tiny", "qwen3.5-hybrid-tiny"]
 )
 def test_fixtures_through_the_kernels(name):
   check(
-      fixtures.weights(name),
-      fixtures.config(name, 1, kernel_backend="interpret"),
+    fixtures.weights(name),
+    fixtures.config(name, 1, kernel_backend="interpret"),
   )
 
 
@@ -207,14 +208,14 @@ def test_sum_over_shards_of_experts_is_the_unsharded_expert():
   name = "qwen3-moe-tiny"
   weights = fixtures.weights(name)
   got = convert_lib.convert(
-      weights, fixtures.config(name, 2, weight_dtype="float32")
+    weights, fixtures.config(name, 2, weight_dtype="float32")
   )
   prefix = "decoder.layers_1.moe_block."
   wi = np.asarray(got[prefix + "wi"], np.float64)
   wo = np.asarray(got[prefix + "wo"], np.float64)
   source = {
-      part: weights["decoder.layers.moe_block." + part][:, 1].astype(np.float64)
-      for part in ("wi_0", "wi_1", "wo")
+    part: weights["decoder.layers.moe_block." + part][:, 1].astype(np.float64)
+    for part in ("wi_0", "wi_1", "wo")
   }
   x = np.random.default_rng(1).standard_normal((3, wi.shape[1]))
 
@@ -224,13 +225,13 @@ def test_sum_over_shards_of_experts_is_the_unsharded_expert():
   for expert in range(wi.shape[0]):
     total = 0
     for gate_up, down in zip(
-        np.split(wi[expert], 2, axis=1),
-        np.split(wo[expert], 2, axis=0),
-        strict=True,
+      np.split(wi[expert], 2, axis=1),
+      np.split(wo[expert], 2, axis=0),
+      strict=True,
     ):
       gate, up = np.split(gate_up, 2, axis=1)
       total = total + (act(x @ gate) * (x @ up)) @ down
     whole = (
-        act(x @ source["wi_0"][expert]) * (x @ source["wi_1"][expert])
+      act(x @ source["wi_0"][expert]) * (x @ source["wi_1"][expert])
     ) @ source["wo"][expert]
     np.testing.assert_allclose(total, whole, rtol=1e-12, atol=1e-12)

@@ -1,7 +1,8 @@
 """What a plan makes of a tree, and what it refuses."""
 
 import jax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 import numpy as np
 import pytest
 
@@ -21,7 +22,7 @@ def full(dims, value):
 
 def config(layers, **fields):
   return SyncConfig(
-      **{"num_decoder_layers": layers, "weight_dtype": "float32", **fields}
+    **{"num_decoder_layers": layers, "weight_dtype": "float32", **fields}
   )
 
 
@@ -42,7 +43,7 @@ def test_F01_a_cycle_interleaves_its_slots():
       x[:, repeat] = 100 * slot + repeat
     tree[f"decoder.layers.layer_{slot}.mlp.kernel"] = x
   got = convert_lib.convert(
-      tree, config(12, inhomogeneous_layer_cycle_interval=4)
+    tree, config(12, inhomogeneous_layer_cycle_interval=4)
   )
   assert len(got) == 12
   for layer in range(12):
@@ -53,7 +54,7 @@ def test_F01_a_cycle_interleaves_its_slots():
 
 def test_F02_a_key_without_its_slot_level():
   tree = {
-      f"decoder.layers.layer_{s}.mlp.kernel": shape(8, 3, 5) for s in range(4)
+    f"decoder.layers.layer_{s}.mlp.kernel": shape(8, 3, 5) for s in range(4)
   }
   tree["decoder.layers.mlp.kernel"] = shape(8, 3, 5)
   text = refused(tree, config(12, inhomogeneous_layer_cycle_interval=4))
@@ -62,7 +63,10 @@ def test_F02_a_key_without_its_slot_level():
 
 
 def test_F03_a_remainder_follows_the_repeats_and_integer_layers_match():
-  tree = {"layers": {}, "layers_remainder": {"layers_0": {"w": full((4, 6), 6)}}}
+  tree = {
+    "layers": {},
+    "layers_remainder": {"layers_0": {"w": full((4, 6), 6)}},
+  }
   for slot in range(3):
     x = np.stack([full((4, 6), slot), full((4, 6), 3 + slot)], axis=1)
     tree["layers"][f"layers_{slot}"] = {"w": x}
@@ -77,17 +81,17 @@ def test_F03_a_remainder_follows_the_repeats_and_integer_layers_match():
 @pytest.mark.parametrize("count", [(5,), ()])
 def test_F04_rng_leaves_neither_vote_nor_appear(count):
   tree = {
-      "layers.w.kernel": shape(8, 5, 4),
-      "layers.rngs.params.count": shape(*count, dtype="uint32"),
-      "layers.rngs.params.key": jax.eval_shape(
-          lambda: jax.random.split(jax.random.key(0), 5)
-      ),
+    "layers.w.kernel": shape(8, 5, 4),
+    "layers.rngs.params.count": shape(*count, dtype="uint32"),
+    "layers.rngs.params.key": jax.eval_shape(
+      lambda: jax.random.split(jax.random.key(0), 5)
+    ),
   }
   plan = plan_lib.make_plan(tree, config(5))
   assert list(plan.outputs()) == [f"layers_{i}.w.kernel" for i in range(5)]
   assert {name for name, _ in plan.dropped} == {
-      "layers.rngs.params.count",
-      "layers.rngs.params.key",
+    "layers.rngs.params.count",
+    "layers.rngs.params.key",
   }
 
 
@@ -120,23 +124,24 @@ def test_an_undeclared_axis_is_found_where_one_fits():
 
 def test_F07_stacks_of_some_layers_are_segments_with_their_own_numbers():
   tree = {
-      "dense_layers.mlp.kernel": np.stack([full((4, 6), i) for i in (0, 1)], 1),
-      "moe_layers.mlp.kernel": np.stack([full((4, 6), i) for i in (7, 8, 9)], 1),
+    "dense_layers.mlp.kernel": np.stack([full((4, 6), i) for i in (0, 1)], 1),
+    "moe_layers.mlp.kernel": np.stack([full((4, 6), i) for i in (7, 8, 9)], 1),
   }
   got = convert_lib.convert(tree, config(5))
   assert [float(np.asarray(x)[0, 0]) for x in got.values()] == [0, 1, 7, 8, 9]
-  assert list(got)[0] == "dense_layers_0.mlp.kernel"
-  assert list(got)[2] == "moe_layers_0.mlp.kernel"
+  names = list(got)
+  assert names[0] == "dense_layers_0.mlp.kernel"
+  assert names[2] == "moe_layers_0.mlp.kernel"
   # A stack whose length differs from the layers it must hold is refused.
   assert "expected 4" in refused(tree, config(6))
 
 
 @pytest.mark.parametrize(
-    ("layers", "dims", "cycle", "message"),
-    [
-        (12, (8, 4, 5), 4, "has 4 layers on axis 1, expected 3"),
-        (10, (8, 3, 5), 4, "is not 0 + a multiple of the cycle 4"),
-    ],
+  ("layers", "dims", "cycle", "message"),
+  [
+    (12, (8, 4, 5), 4, "has 4 layers on axis 1, expected 3"),
+    (10, (8, 3, 5), 4, "is not 0 + a multiple of the cycle 4"),
+  ],
 )
 def test_lengths_of_a_cycle(layers, dims, cycle, message):
   tree = {f"layers.layer_{s}.w": shape(*dims) for s in range(cycle)}
@@ -154,7 +159,9 @@ def test_a_slot_beyond_the_cycle():
 
 def test_wrong_length_on_the_stacked_axis():
   text = refused({"layers.w": shape(8, 5, 4)}, config(6))
-  assert "`layers.w` float32[8, 5, 4] has 5 layers on axis 1, expected 6" in text
+  assert (
+    "`layers.w` float32[8, 5, 4] has 5 layers on axis 1, expected 6" in text
+  )
 
 
 def test_a_layers_scalar_cannot_be_synced():
@@ -173,7 +180,7 @@ def test_F08_roots_are_stripped_and_kept_apart():
     leaf = {"decoder": {"layers_0": {"mlp": {"wo": shape(4, 4)}}}}
     target = {"model": leaf if root["model"] == 1 else {"model": leaf}}
     assert list(plan_lib.make_plan(tree, cfg, target).outputs()) == [
-        "decoder.layers_0.mlp.wo"
+      "decoder.layers_0.mlp.wo"
     ]
   both = {"base": {"w": w}, "model": {"w": w + 1}}
   with pytest.raises(ValueError, match="roots base, model with different"):
@@ -182,9 +189,9 @@ def test_F08_roots_are_stripped_and_kept_apart():
 
 def test_F09_integers_are_source_only_and_order_is_agreed():
   tree = {
-      "C": full((4, 4), 3),
-      "B_count": np.full((4, 4), 2, np.int32),
-      "A": full((4, 4), 1),
+    "C": full((4, 4), 3),
+    "B_count": np.full((4, 4), 2, np.int32),
+    "A": full((4, 4), 1),
   }
   target = {"A": shape(4, 4), "C": shape(4, 4)}
   plan = plan_lib.make_plan(tree, config(1), target)
@@ -197,14 +204,12 @@ def test_F09_integers_are_source_only_and_order_is_agreed():
 def test_F10_F11_names_without_a_counterpart_are_named():
   tree = {"layers.self_attention.linear_qgkv.kernel": shape(4, 2, 6)}
   target = {
-      f"language_model.layers_{i}.self_attention.linear_qkv.kernel": shape(4, 6)
-      for i in range(2)
+    f"language_model.layers_{i}.self_attention.linear_qkv.kernel": shape(4, 6)
+    for i in range(2)
   }
   text = refused(tree, config(2), target)
   assert "`layers.self_attention.linear_qgkv.kernel`" in text
-  assert (
-      "`language_model.layers_0.self_attention.linear_qkv.kernel`" in text
-  )
+  assert "`language_model.layers_0.self_attention.linear_qkv.kernel`" in text
 
 
 # Nothing is lost and nothing keeps its old value.
@@ -216,9 +221,9 @@ def layer_tree(layers, params=4):
 
 def layer_target(layers, params=4):
   return {
-      f"layers_{n}.p{i}.kernel": shape(4, 6)
-      for n in range(layers)
-      for i in range(params)
+    f"layers_{n}.p{i}.kernel": shape(4, 6)
+    for n in range(layers)
+    for i in range(params)
   }
 
 
@@ -243,7 +248,7 @@ def test_F13_an_extra_source_leaf():
 
 
 @pytest.mark.parametrize(
-    "tree", [{}, {"layers.cache.key": shape(4, 2, 6)}, {"n": np.int32(3)}]
+  "tree", [{}, {"layers.cache.key": shape(4, 2, 6)}, {"n": np.int32(3)}]
 )
 def test_F14_nothing_to_move(tree):
   with pytest.raises(ValueError, match="nothing to move"):
@@ -255,9 +260,9 @@ def test_F14_nothing_to_move(tree):
 
 def test_F15_both_forms_of_rng_keys_are_dropped():
   tree = {
-      "w.kernel": np.zeros((8, 128), "bfloat16"),
-      "new": jax.random.key(0),
-      "old": jax.random.PRNGKey(0),
+    "w.kernel": np.zeros((8, 128), "bfloat16"),
+    "new": jax.random.key(0),
+    "old": jax.random.PRNGKey(0),
   }
   plan = plan_lib.make_plan(tree, config(1))
   assert list(plan.outputs()) == ["w.kernel"]
@@ -266,17 +271,17 @@ def test_F15_both_forms_of_rng_keys_are_dropped():
 
 def test_F16_caches_are_left_out_by_whole_path_parts():
   target = {
-      "layers_0": {
-          "attn": {"k": shape(4, 4)},
-          "cache": {"key": shape(4, 4), "cached_prefill_key": shape(4, 4)},
-      },
-      "cache_proj": {"kernel": shape(4, 4)},
-      "kv_cache_norm_scale": shape(4),
+    "layers_0": {
+      "attn": {"k": shape(4, 4)},
+      "cache": {"key": shape(4, 4), "cached_prefill_key": shape(4, 4)},
+    },
+    "cache_proj": {"kernel": shape(4, 4)},
+    "kv_cache_norm_scale": shape(4),
   }
   source = {
-      "layers_0.attn.k": shape(4, 4),
-      "cache_proj.kernel": shape(4, 4),
-      "kv_cache_norm_scale": shape(4),
+    "layers_0.attn.k": shape(4, 4),
+    "cache_proj.kernel": shape(4, 4),
+    "kv_cache_norm_scale": shape(4),
   }
   plan = plan_lib.make_plan(source, config(1, scan_layers=False), target)
   assert len(plan.outputs()) == 3
@@ -289,7 +294,7 @@ def test_F17_trees_without_floating_leaves():
 
 
 @pytest.mark.parametrize(
-    "dtype", ["bfloat16", "float32", "float16", "float8_e4m3fn"]
+  "dtype", ["bfloat16", "float32", "float16", "float8_e4m3fn"]
 )
 def test_F18_all_floating_dtypes_are_weights(dtype):
   tree = {"w": shape(4, 4, dtype=dtype)}
@@ -302,21 +307,21 @@ def test_F18_all_floating_dtypes_are_weights(dtype):
 
 def experts(width, layers=1, embed=16, count=2):
   return {
-      "layers.moe.wi_0": shape(count, layers, embed, width),
-      "layers.moe.wi_1": shape(count, layers, embed, width),
-      "layers.moe.wo": shape(count, layers, width, embed),
+    "layers.moe.wi_0": shape(count, layers, embed, width),
+    "layers.moe.wi_1": shape(count, layers, embed, width),
+    "layers.moe.wo": shape(count, layers, width, embed),
   }
 
 
 @pytest.mark.parametrize(
-    ("width", "tp", "padded"),
-    [
-        (512, 4, 1024),
-        (512, 8, 2048),
-        (704, 4, 1024),
-        (768, 1, 768),
-        (1536, 4, 2048),
-    ],
+  ("width", "tp", "padded"),
+  [
+    (512, 4, 1024),
+    (512, 8, 2048),
+    (704, 4, 1024),
+    (768, 1, 768),
+    (1536, 4, 2048),
+  ],
 )
 def test_F22_the_two_lane_rule(width, tp, padded):
   cfg = config(1, prefuse_moe_weights=True, moe_mlp_tp_size=tp)
@@ -331,12 +336,12 @@ def test_F22_the_two_lane_rule(width, tp, padded):
 
 
 @pytest.mark.parametrize(
-    ("width", "tp", "padded"), [(512, 4, 512), (768, 8, 1024), (1536, 4, 1536)]
+  ("width", "tp", "padded"), [(512, 4, 512), (768, 8, 1024), (1536, 4, 1536)]
 )
 def test_F22_the_one_lane_rule_by_a_target(width, tp, padded):
   target = {
-      "layers_0.moe.wi": shape(2, 16, 2 * padded),
-      "layers_0.moe.wo": shape(2, padded, 16),
+    "layers_0.moe.wi": shape(2, 16, 2 * padded),
+    "layers_0.moe.wo": shape(2, padded, 16),
   }
   cfg = config(1, moe_mlp_tp_size=tp)
   plan = plan_lib.make_plan(experts(width), cfg, target)
@@ -344,7 +349,9 @@ def test_F22_the_one_lane_rule_by_a_target(width, tp, padded):
 
 
 def test_F19_padding_goes_into_every_shard():
-  tree = {name: np.ones(x.shape, np.float32) for name, x in experts(768).items()}
+  tree = {
+    name: np.ones(x.shape, np.float32) for name, x in experts(768).items()
+  }
   cfg = config(1, padded_base_moe_mlp_dim=1024, moe_mlp_tp_size=8)
   got = convert_lib.convert(tree, cfg)
   wi = np.asarray(got["layers_0.moe.wi_0"])
@@ -352,10 +359,12 @@ def test_F19_padding_goes_into_every_shard():
 
 
 def test_F20_wo_is_padded_by_a_target_and_never_repeated():
-  tree = {name: np.ones(x.shape, np.float32) for name, x in experts(704).items()}
+  tree = {
+    name: np.ones(x.shape, np.float32) for name, x in experts(704).items()
+  }
   target = {
-      "layers_0.moe.wi": shape(2, 16, 2048),
-      "layers_0.moe.wo": shape(2, 1024, 16),
+    "layers_0.moe.wi": shape(2, 16, 2048),
+    "layers_0.moe.wo": shape(2, 1024, 16),
   }
   got = convert_lib.convert(tree, config(1, moe_mlp_tp_size=4), target)
   rows = np.asarray(got["layers_0.moe.wo"])[0, :, 0].reshape(4, 256)
@@ -377,12 +386,12 @@ def test_the_targets_own_sharding_gives_the_shards():
   sharding = NamedSharding(Mesh(devices, ("tp",)), P(None, None, "tp"))
   down = NamedSharding(Mesh(devices, ("tp",)), P(None, "tp"))
   target = {
-      "layers_0.moe.wi": jax.ShapeDtypeStruct(
-          (2, 16, 512), np.float32, sharding=sharding
-      ),
-      "layers_0.moe.wo": jax.ShapeDtypeStruct(
-          (2, 256, 16), np.float32, sharding=down
-      ),
+    "layers_0.moe.wi": jax.ShapeDtypeStruct(
+      (2, 16, 512), np.float32, sharding=sharding
+    ),
+    "layers_0.moe.wo": jax.ShapeDtypeStruct(
+      (2, 256, 16), np.float32, sharding=down
+    ),
   }
   rng = np.random.default_rng(2)
   tree = {n: rng.random(x.shape, np.float32) for n, x in experts(192).items()}
@@ -412,10 +421,10 @@ def test_shared_experts_are_neither_joined_nor_padded():
 
 def test_a_trainer_built_padded_is_only_joined():
   cfg = config(
-      1,
-      prefuse_moe_weights=True,
-      padded_base_moe_mlp_dim=512,
-      moe_mlp_tp_size=2,
+    1,
+    prefuse_moe_weights=True,
+    padded_base_moe_mlp_dim=512,
+    moe_mlp_tp_size=2,
   )
   plan = plan_lib.make_plan(experts(512), cfg)
   assert plan.outputs()["layers_0.moe.wi"].shape[-1] == 1024
@@ -424,8 +433,14 @@ def test_a_trainer_built_padded_is_only_joined():
 
 def test_F23_a_joined_source_is_padded_in_both_halves():
   x = np.arange(1, 13, dtype=np.float32).reshape(1, 1, 1, 12)
-  tree = {"layers.moe.wi": x, "layers.moe.wo": np.ones((1, 1, 6, 4), np.float32)}
-  target = {"layers_0.moe.wi": shape(1, 1, 16), "layers_0.moe.wo": shape(1, 8, 4)}
+  tree = {
+    "layers.moe.wi": x,
+    "layers.moe.wo": np.ones((1, 1, 6, 4), np.float32),
+  }
+  target = {
+    "layers_0.moe.wi": shape(1, 1, 16),
+    "layers_0.moe.wo": shape(1, 8, 4),
+  }
   got = convert_lib.convert(tree, config(1), target)
   want = [1, 2, 3, 4, 5, 6, 0, 0, 7, 8, 9, 10, 11, 12, 0, 0]
   assert np.asarray(got["layers_0.moe.wi"]).ravel().tolist() == want
@@ -449,9 +464,9 @@ def test_experts_with_biases_are_never_padded():
 
 def attention(heads, dim=4):
   return {
-      "layers.attn.key.kernel": shape(16, 1, heads, dim),
-      "layers.attn.key.bias": shape(heads, 1, dim),
-      "layers.attn.key_norm.scale": shape(dim, 1),
+    "layers.attn.key.kernel": shape(16, 1, heads, dim),
+    "layers.attn.key.bias": shape(heads, 1, dim),
+    "layers.attn.key_norm.scale": shape(dim, 1),
   }
 
 
@@ -492,9 +507,9 @@ def test_F32_heads_that_do_not_divide(heads, tp):
 def test_with_a_target_only_heads_repeat():
   tree = attention(2)
   target = {
-      "layers_0.attn.key.kernel": shape(16, 8, 4),
-      "layers_0.attn.key.bias": shape(8, 4),
-      "layers_0.attn.key_norm.scale": shape(8),
+    "layers_0.attn.key.kernel": shape(16, 8, 4),
+    "layers_0.attn.key.bias": shape(8, 4),
+    "layers_0.attn.key_norm.scale": shape(8),
   }
   text = refused(tree, config(1), target)
   assert "`layers.attn.key_norm.scale`" in text
@@ -522,7 +537,7 @@ def test_names_do_not_decide_dtypes():
 
 def test_F36_the_declared_dtype_is_what_is_moved():
   plan = plan_lib.make_plan(
-      {"w": shape(1024, 1024)}, SyncConfig(num_decoder_layers=1)
+    {"w": shape(1024, 1024)}, SyncConfig(num_decoder_layers=1)
   )
   assert plan.out_bytes == 2_097_152
 
@@ -533,23 +548,23 @@ def test_F37_dtypes_without_a_cast_between_them():
   assert "float8_e4m3fn" in text
   assert "float32" in text
   plan = plan_lib.make_plan(
-      {"w": shape(8, 128)}, config(1), {"w": shape(8, 128, dtype="bfloat16")}
+    {"w": shape(8, 128)}, config(1), {"w": shape(8, 128, dtype="bfloat16")}
   )
   assert plan.outputs()["w"].dtype.name == "bfloat16"
 
 
 def test_F38_F39_sizes_are_exact():
   plan = plan_lib.make_plan(
-      {
-          "a": shape(262144, 5376, dtype="bfloat16"),
-          "b": shape(2**30 + 2048, dtype="bfloat16"),
-      },
-      config(1, weight_dtype="bfloat16"),
+    {
+      "a": shape(262144, 5376, dtype="bfloat16"),
+      "b": shape(2**30 + 2048, dtype="bfloat16"),
+    },
+    config(1, weight_dtype="bfloat16"),
   )
   assert plan.source_bytes == 2_818_572_288 + 2**31 + 4096
   three = plan_lib.make_plan(
-      {n: shape(2**30, dtype="bfloat16") for n in "abc"},
-      config(1, weight_dtype="bfloat16"),
+    {n: shape(2**30, dtype="bfloat16") for n in "abc"},
+    config(1, weight_dtype="bfloat16"),
   )
   assert three.out_bytes == 6_442_450_944
 
@@ -582,8 +597,8 @@ def test_a_plan_is_made_for_its_target():
   cfg = config(1, prefuse_moe_weights=True)
   free = plan_lib.make_plan(tree, cfg).outputs()
   target = {
-      "layers_0.moe.wi": shape(2, 16, 1024),
-      "layers_0.moe.wo": shape(2, 512, 16),
+    "layers_0.moe.wi": shape(2, 16, 1024),
+    "layers_0.moe.wo": shape(2, 512, 16),
   }
   aimed = plan_lib.make_plan(tree, cfg, target).outputs()
   assert free["layers_0.moe.wi"].shape != aimed["layers_0.moe.wi"].shape

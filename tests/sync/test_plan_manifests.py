@@ -13,11 +13,11 @@ from laneweave.sync.config import SyncConfig
 
 _FOLDER = pathlib.Path(__file__).parent.parent / "data" / "manifests"
 PAIRS = [
-    (trainer, rollout)
-    for trainer in sorted(_FOLDER.glob("*.trainer.json.gz"))
-    for rollout in sorted(
-        _FOLDER.glob(trainer.name.replace(".trainer.json.gz", ".rollout*"))
-    )
+  (trainer, rollout)
+  for trainer in sorted(_FOLDER.glob("*.trainer.json.gz"))
+  for rollout in sorted(
+    _FOLDER.glob(trainer.name.replace(".trainer.json.gz", ".rollout*"))
+  )
 ]
 
 
@@ -28,8 +28,8 @@ def read(path):
 
 def without_kinds(manifest):
   leaves = [
-      {k: v for k, v in leaf.items() if k != "kind"}
-      for leaf in manifest["leaves"]
+    {k: v for k, v in leaf.items() if k != "kind"}
+    for leaf in manifest["leaves"]
   ]
   return {**manifest, "leaves": leaves}
 
@@ -37,16 +37,16 @@ def without_kinds(manifest):
 def config(trainer, rollout):
   source, target = trainer["config"], rollout["config"]
   return SyncConfig(
-      num_decoder_layers=source["num_decoder_layers"],
-      param_scan_axis=source["param_scan_axis"],
-      inhomogeneous_layer_cycle_interval=source[
-          "inhomogeneous_layer_cycle_interval"
-      ],
-      base_num_kv_heads=source["base_num_kv_heads"],
-      prefuse_moe_weights=target["prefuse_moe_weights"],
-      padded_base_moe_mlp_dim=target["padded_base_moe_mlp_dim"],
-      moe_mlp_tp_size=rollout.get("moe_mlp_tp_size") or 1,
-      weight_dtype=target["weight_dtype"],
+    num_decoder_layers=source["num_decoder_layers"],
+    param_scan_axis=source["param_scan_axis"],
+    inhomogeneous_layer_cycle_interval=source[
+      "inhomogeneous_layer_cycle_interval"
+    ],
+    base_num_kv_heads=source["base_num_kv_heads"],
+    prefuse_moe_weights=target["prefuse_moe_weights"],
+    padded_base_moe_mlp_dim=target["padded_base_moe_mlp_dim"],
+    moe_mlp_tp_size=rollout.get("moe_mlp_tp_size") or 1,
+    weight_dtype=target["weight_dtype"],
   )
 
 
@@ -56,17 +56,17 @@ def test_all_pairs_are_there():
 
 @pytest.mark.parametrize("with_target", [False, True])
 @pytest.mark.parametrize(
-    ("trainer", "rollout"), PAIRS, ids=lambda p: p.name.split(".json")[0]
+  ("trainer", "rollout"), PAIRS, ids=lambda p: p.name.split(".json")[0]
 )
 def test_exact(trainer, rollout, with_target):
   source, target = read(trainer), read(rollout)
   want = {
-      leaf["path"]: (tuple(leaf["shape"]), leaf["dtype"])
-      for leaf in target["leaves"]
+    leaf["path"]: (tuple(leaf["shape"]), leaf["dtype"])
+    for leaf in target["leaves"]
   }
   for tree in (source, without_kinds(source)):
     plan = plan_lib.make_plan(
-        tree, config(source, target), target if with_target else None
+      tree, config(source, target), target if with_target else None
     )
     got = {n: (x.shape, x.dtype.name) for n, x in plan.outputs().items()}
     assert got == want
@@ -86,7 +86,7 @@ assert not xla_bridge.backends_are_initialized()
 print(len(plan.outputs()), plan.source_bytes)
 """
   done = subprocess.run(
-      [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    [sys.executable, "-c", code], capture_output=True, text=True, check=True
   )
   leaves, size = done.stdout.split()
   assert int(leaves) == 975

@@ -1,14 +1,14 @@
 """Layouts on meshes: each device's part, and fingerprints of the whole."""
 
 import jax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 import numpy as np
 import pytest
 
 from laneweave.kernels import layout as layout_lib
 from laneweave.kernels import reference
-from laneweave.sync import fingerprints
-from laneweave.sync import shards
+from laneweave.sync import fingerprints, shards
 from laneweave.tests.kernels import bits
 
 
@@ -21,23 +21,23 @@ def mesh(**axes):
 
 def fuse(width, shard_count, padded, lane=0):
   return layout_lib.fuse_layout(
-      (4, 3, 8, width),
-      "float32",
-      scan_axes=(1,),
-      shards=shard_count,
-      padded_width=padded,
-      lane_size=lane,
-      dtype="bfloat16",
+    (4, 3, 8, width),
+    "float32",
+    scan_axes=(1,),
+    shards=shard_count,
+    padded_width=padded,
+    lane_size=lane,
+    dtype="bfloat16",
   )
 
 
 @pytest.mark.parametrize(
-    ("parts", "local"),
-    [
-        (1, True),
-        (2, True),  # the trainer splits as the rollout does
-        (4, False),  # more: a rollout shard's gate lies on two devices
-    ],
+  ("parts", "local"),
+  [
+    (1, True),
+    (2, True),  # the trainer splits as the rollout does
+    (4, False),  # more: a rollout shard's gate lies on two devices
+  ],
 )
 def test_localize_fused_halves(parts, local):
   layout = fuse(64, 2, 64)
@@ -49,14 +49,14 @@ def test_localize_fewer_trainer_shards_than_rollout_shards():
   assert part.shape == (4, 3, 8, 32)
   assert part.out_shape == (4, 8, 128)
   assert [(s.source, s.start, s.length) for s in part.segments] == [
-      (0, 0, 16),
-      (layout_lib.ZERO, 0, 16),
-      (1, 0, 16),
-      (layout_lib.ZERO, 0, 16),
-      (0, 16, 16),
-      (layout_lib.ZERO, 0, 16),
-      (1, 16, 16),
-      (layout_lib.ZERO, 0, 16),
+    (0, 0, 16),
+    (layout_lib.ZERO, 0, 16),
+    (1, 0, 16),
+    (layout_lib.ZERO, 0, 16),
+    (0, 16, 16),
+    (layout_lib.ZERO, 0, 16),
+    (1, 16, 16),
+    (layout_lib.ZERO, 0, 16),
   ]
 
 
@@ -80,7 +80,7 @@ def test_localize_refuses_a_sharded_stack():
 def test_movable_keeps_the_outer_axes_and_moves_the_inner_one():
   layout = fuse(64, 2, 64)
   place = shards.Placement(
-      mesh=mesh(fsdp=2, tp=2), spec=((), (), (), ("fsdp", "tp"))
+    mesh=mesh(fsdp=2, tp=2), spec=((), (), (), ("fsdp", "tp"))
   )
   moved = shards.movable(layout, place)
   assert moved.spec == (("tp",), (), (), ("fsdp",))
@@ -88,7 +88,7 @@ def test_movable_keeps_the_outer_axes_and_moves_the_inner_one():
 
 def test_movable_replicates_where_no_axis_divides():
   layout = layout_lib.fuse_layout(
-      (3, 64), "float32", scan_axes=(), shards=1, padded_width=64
+    (3, 64), "float32", scan_axes=(), shards=1, padded_width=64
   )
   place = shards.Placement(mesh=mesh(tp=4), spec=((), ("tp",)))
   assert shards.movable(layout, place).spec == ((), ())
@@ -100,12 +100,12 @@ def test_a_local_layout_stays_where_it_is():
 
 
 SPECS = [
-    P(),
-    P("a"),
-    P(None, "a"),
-    P("b", "a"),
-    P(("a", "b")),
-    P(("b", "a"), None),
+  P(),
+  P("a"),
+  P(None, "a"),
+  P("b", "a"),
+  P(("a", "b")),
+  P(("b", "a"), None),
 ]
 
 
@@ -126,12 +126,12 @@ def test_fingerprints_see_swapped_devices():
   sharding = NamedSharding(mesh(a=4), P("a"))
   pieces = [x[2 * i : 2 * i + 2] for i in (1, 0, 2, 3)]
   swapped = jax.make_array_from_single_device_arrays(
-      x.shape,
-      sharding,
-      [
-          jax.device_put(p, d)
-          for p, d in zip(pieces, sharding.mesh.devices, strict=True)
-      ],
+    x.shape,
+    sharding,
+    [
+      jax.device_put(p, d)
+      for p, d in zip(pieces, sharding.mesh.devices, strict=True)
+    ],
   )
   good = jax.device_put(x, sharding)
   got = fingerprints.fingerprint_many([swapped, good], seed=(5, 6))
@@ -141,8 +141,8 @@ def test_fingerprints_see_swapped_devices():
 
 def test_many_arrays_keep_their_order():
   arrays = [
-      jax.numpy.asarray(bits.random((4, 4 + i % 3), "float32", seed=i))
-      for i in range(40)
+    jax.numpy.asarray(bits.random((4, 4 + i % 3), "float32", seed=i))
+    for i in range(40)
   ]
   got = fingerprints.fingerprint_many(arrays)
   want = [reference.fingerprint(np.asarray(x)) for x in arrays]
