@@ -15,6 +15,7 @@ test: $(STAMP)
 	$(BIN)/python -m pytest -n 2 $(ARGS)
 
 test-long: $(STAMP)
+	LANEWEAVE_HYPOTHESIS=long \
 	$(BIN)/python -m pytest -m "long or not long" -n 2 $(ARGS)
 
 lint: $(STAMP)
@@ -31,6 +32,7 @@ $(STAMP): $(LOCK) setup.cfg pyproject.toml
 	  { [ -x $(BIN)/python ] || "$$python" -m venv $(VENV); }
 	$(BIN)/python -m pip install --quiet --require-hashes -r $(LOCK)
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
+	@mkdir -p $(VENV)/typing && ln -sfn ../.. $(VENV)/typing/laneweave
 	@touch $@
 
 # Versions move only here.

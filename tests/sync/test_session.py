@@ -278,7 +278,7 @@ def test_a_rollout_of_another_model_cannot_join():
       transport="local",
       replica="other",
     )
-    with pytest.raises(base.TransportError, match="`layers_2.w.kernel`"):
+    with pytest.raises(base.TransportError, match=r"`layers_2\.w\.kernel`"):
       rollout.join(WAIT_S)
     rollout.close()
 
