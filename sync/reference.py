@@ -16,9 +16,7 @@ import ml_dtypes
 import numpy as np
 
 from laneweave.kernels import reference as kernels
-from laneweave.sync import reference_experts
-from laneweave.sync import reference_names
-from laneweave.sync import reference_tree
+from laneweave.sync import reference_experts, reference_names, reference_tree
 
 # Leaves that keep their dtype whatever `weight_dtype` says, because the model
 # code builds them as float32: family, how a tree of it is known, which leaves.

@@ -109,10 +109,8 @@ class Experts:
       return self._cfg.padded_base_moe_mlp_dim
     if not self._cfg.prefuse_moe_weights or self._has_bias(module):
       return width
-    shards = self.shards(module)
-    if width // shards % _TWO_LANES == 0:
-      return width
-    return math.ceil(width / (_TWO_LANES * shards)) * _TWO_LANES * shards
+    step = _TWO_LANES * self.shards(module)
+    return math.ceil(width / step) * step
 
   def _has_bias(self, module: str) -> bool:
     return any(f"{module}.{last}" in self._names for last in _BIASES)

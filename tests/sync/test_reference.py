@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from laneweave.sync.reference import convert_reference
-from laneweave.tests.sync import golden_trees
-from laneweave.tests.sync import scaled_manifests
+from laneweave.tests.sync import golden_trees, scaled_manifests
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 F32 = np.dtype(np.float32)
@@ -246,6 +245,12 @@ def test_local_layers_come_before_the_global_one():
   }
   out = convert_reference(params, config(10))
   assert numbers(out) == {f"decoder.layers_{n}.w": n for n in range(10)}
+
+
+def test_blocks_of_a_global_layer_alone():
+  params = {"layers.global_layer.w": full((4, 2), 0, 1)}
+  out = convert_reference(params, config(2))
+  assert numbers(out) == {"layers_0.w": 0, "layers_1.w": 1}
 
 
 def test_equal_stacked_axes_are_not_confused():
@@ -519,6 +524,17 @@ def test_F16_caches_are_left_out_by_whole_path_part():
   ]
 
 
+def test_leaves_called_like_containers_and_wrappers_keep_their_names():
+  x = np.ones((2, 2), np.float32)
+  for name in ("layers", "value", "key.kernel"):
+    assert list(convert_reference({name: x}, config(2))) == [name]
+
+
+def test_complex_arrays_are_no_weights():
+  params = {"w": np.ones(2, np.float32), "c": np.ones(2, np.complex64)}
+  assert list(convert_reference(params, config(1))) == ["w"]
+
+
 def test_F18_all_floating_types_are_weights():
   params = {
     name: np.ones(4, name) for name in ("float32", "float16", "float8_e4m3fn")
@@ -585,6 +601,11 @@ W = full((4, 2, 3), 0, 1)
       {"moe_layers.MoeBlock_0.gate.bias": W},
       config(4),
       "no leaf tells how many layers",
+    ),
+    (
+      {"moe_layers.a": W, "moe_layers.s": np.ones(2, np.float32)},
+      config(2),
+      r"`moe_layers\.s`.*nothing is left",
     ),
     (
       {"decoder.moe_layers_3_14.w": W},
@@ -793,6 +814,29 @@ def test_odd_widths_of_fused_experts_are_refused():
     convert_reference(expert(512), config(1), target)
 
 
+def test_other_axes_of_a_target_may_be_sharded():
+  mesh = types.SimpleNamespace(shape={"a": 2})
+  tree = expert(4)
+  for axes in ((), ("a",), ("a", None, None)):
+    sharding = types.SimpleNamespace(mesh=mesh, spec=axes)
+    target = {
+      "layers_0.moe.wi": spec((2, 8, 12), sharding=sharding),
+      "layers_0.moe.wo": spec((2, 6, 8), sharding=sharding),
+    }
+    out = convert_reference(tree, config(1), target)
+    np.testing.assert_array_equal(
+      out["layers_0.moe.wi"][..., :4], tree["layers.moe.wi_0"][:, 0]
+    )
+
+
+def test_two_shards_are_sharded():
+  for fields in ({"moe_mlp_tp_size": 2}, {"rollout_tensor_parallelism": 2}):
+    cfg = config(1, prefuse_moe_weights=True, **fields)
+    out = convert_reference(expert(4), cfg)
+    assert out["layers_0.moe.wo"].shape == (2, 512, 8)
+    assert out["layers_0.moe.wo"][:, 256:258].all()
+
+
 def test_target_that_shards_one_expert_in_two_ways_is_refused():
   mesh = types.SimpleNamespace(shape={"a": 2, "b": 4})
 
@@ -811,6 +855,27 @@ def test_target_that_shards_one_expert_in_two_ways_is_refused():
   want = convert_reference(expert(512), config(1, moe_mlp_tp_size=2), target)
   got = convert_reference(expert(512), config(1), target)
   assert all(x.tobytes() == want[name].tobytes() for name, x in got.items())
+
+
+def test_an_expert_without_an_expert_axis():
+  tree = {
+    "layers_0.moe.wi_0": np.ones((8, 4), np.float32),
+    "layers_0.moe.wi_1": np.ones((8, 4), np.float32),
+    "layers_0.moe.wo": np.ones((4, 8), np.float32),
+  }
+  target = {
+    "layers_0.moe.wi": spec((8, 12)),
+    "layers_0.moe.wo": spec((6, 8)),
+  }
+  out = convert_reference(tree, config(1), target)
+  assert (
+    out["layers_0.moe.wi"].any(axis=0).tolist()
+    == ([True] * 4 + [False] * 2) * 2
+  )
+  assert out["layers_0.moe.wo"].any(axis=1).tolist() == [True] * 4 + [False] * 2
+  target["layers_0.moe.wo"] = spec((6,))
+  with pytest.raises(ValueError, match=r"`layers_0\.moe\.wo` has shape \[6\]"):
+    convert_reference(tree, config(1), target)
 
 
 def test_shared_experts_and_dense_layers_are_left_alone():
@@ -1024,6 +1089,17 @@ def test_a_scale_over_all_heads_repeats_with_them():
   scale = out["layers_0.attn.key_norm.scale"]
   assert scale.tolist() == [0, 1, 2, 0, 1, 2, 3, 4, 5, 3, 4, 5]
   assert out["layers_0.attn.query_norm.scale"].shape == (12,)
+
+
+def test_one_kv_head_and_a_scale_over_all_query_heads():
+  tree = attention(1, query_heads=2)
+  tree["layers.attn.query_norm.scale"] = full((6, 1), 1)
+  out = convert_reference(tree, config(1, kv_tp_size=2))
+  assert out["layers_0.attn.key_norm.scale"].shape == (6,)
+  # With scales of one head the same key scales belong to one head.
+  tree["layers.attn.query_norm.scale"] = full((3, 1), 1)
+  out = convert_reference(tree, config(1, kv_tp_size=2))
+  assert out["layers_0.attn.key_norm.scale"].shape == (3,)
 
 
 def test_vision_towers_keep_their_heads():
