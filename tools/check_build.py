@@ -2,203 +2,142 @@
 
     python -m laneweave.tools.check_build [--fix]
 
-Every Python module is in exactly one target of the BUILD file of its folder: a
-`py_library` of the module's own name, or a `py_test` for `test_*.py`, whose
-`deps` are what the module imports. `--fix` writes the BUILD files anew.
+Every .py file is in a target, every target depends on just what its sources
+import, and no target depends on itself through others. Modules of laneweave
+are labels of this workspace, other people's are `@pypi//name`, where name is a
+distribution that setup.cfg asks for. `--fix` writes the BUILD files.
 """
 
-import ast
 import collections.abc
-import dataclasses
+import graphlib
 import pathlib
 import sys
 
+from laneweave.tools import build_files
+from laneweave.tools.build_files import Target
+from laneweave.tools.source_tree import PACKAGE, SourceTree
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-FOLDERS = ("", "kernels", "sync", "tests", "tools")
-# Distributions whose import name is another.
-_DISTRIBUTIONS = {
-  "absl": "absl-py",
-  "google": "protobuf",
-  "grpc": "grpcio",
-  "grpc_tools": "grpcio-tools",
-  "ml_dtypes": "ml-dtypes",
-  "orbax": "orbax-checkpoint",
-  "tpu_sync": "tpu-sync-jax",
-  "yaml": "pyyaml",
-}
-_HEADER = """\
-# Written by `make build-files`; `make lint` checks it against the imports.
-load("@rules_python//python:defs.bzl", "py_library", "py_test")
-
-package(default_visibility = ["//visibility:public"])
-"""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Target:
-  """One rule of a BUILD file.
-
-  Attributes:
-    rule: "py_library" or "py_test".
-    name: Name of the target.
-    srcs: Python files, relative to the folder.
-    data: Globs of data files.
-    deps: Labels, sorted.
-  """
-
-  rule: str
-  name: str
-  srcs: tuple[str, ...]
-  data: tuple[str, ...]
-  deps: tuple[str, ...]
-
-
-def folders(root: pathlib.Path) -> list[pathlib.Path]:
-  """Folders that hold Python modules and so need a BUILD file."""
-  found = {root}
-  for top in FOLDERS[1:]:
-    found.update(p.parent for p in (root / top).rglob("*.py"))
-  return sorted(found)
-
-
-def imports(text: str) -> set[str]:
-  """Modules that a source file imports, wherever in it."""
-  found = set()
-  for node in ast.walk(ast.parse(text)):
-    if isinstance(node, ast.Import):
-      found.update(alias.name for alias in node.names)
-    elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-      found.update(f"{node.module}.{alias.name}" for alias in node.names)
-  return found
-
-
-def label_of(module: str, root: pathlib.Path) -> str | None:
-  """The label that provides a module, or None for the standard library."""
-  parts = module.split(".")
-  if parts[0] == "laneweave":
-    for end in range(len(parts), 0, -1):
-      path = root.joinpath(*parts[1:end])
-      folder = path.parent.relative_to(root).as_posix() if end > 1 else ""
-      folder = "" if folder == "." else folder
-      if end > 1 and path.with_suffix(".py").is_file():
-        return f"//{folder}:{path.name}"
-      if (path / "__init__.py").is_file():
-        inside = path.relative_to(root).as_posix()
-        return f"//{'' if inside == '.' else inside}:__init__"
-    return None
-  if parts[0] in sys.stdlib_module_names:
-    return None
-  return f"@pypi//{_DISTRIBUTIONS.get(parts[0], parts[0])}"
-
-
-def wanted(folder: pathlib.Path, root: pathlib.Path) -> list[Target]:
-  """The targets that a folder's modules call for."""
-  inside = folder.relative_to(root).as_posix()
-  inside = "" if inside == "." else inside
-  targets = []
-  for path in sorted(folder.glob("*.py")):
-    own = f"//{inside}:{path.stem}"
-    labels = {
-      label_of(module, root)
-      for module in imports(path.read_text(encoding="utf-8"))
-    }
-    is_test = path.name.startswith("test_")
-    data = []
-    if path.name == "__init__.py" and folder != root:
-      data = sorted(
-        p.name
-        for p in folder.iterdir()
-        if p.suffix in (".proto", ".pyi") and p.is_file()
-      )
-    targets.append(
-      Target(
-        rule="py_test" if is_test else "py_library",
-        name=path.stem,
-        srcs=(path.name,),
-        data=tuple(data),
-        deps=tuple(sorted(labels - {own, None})),
-      )
-    )
-  return targets
-
-
-def render(targets: collections.abc.Sequence[Target]) -> str:
-  """The text of a BUILD file, in buildifier's form."""
-
-  def attribute(name, values):
-    if len(values) == 1:
-      return f'    {name} = ["{values[0]}"],\n'
-    lines = "".join(f'        "{v}",\n' for v in values)
-    return f"    {name} = [\n{lines}    ],\n"
-
-  text = _HEADER
-  for t in targets:
-    text += f'\n{t.rule}(\n    name = "{t.name}",\n'
-    text += attribute("srcs", t.srcs)
-    if t.data:
-      text += attribute("data", t.data)
-    if t.deps:
-      text += attribute("deps", t.deps)
-    text += ")\n"
-  return text
-
-
-def parse(text: str) -> list[Target]:
-  """The targets in a BUILD file: calls with literal arguments."""
-  targets = []
-  for node in ast.parse(text).body:
-    call = node.value if isinstance(node, ast.Expr) else None
-    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
-      continue
-    if call.func.id not in ("py_library", "py_test"):
-      continue
-    given = {k.arg: ast.literal_eval(k.value) for k in call.keywords if k.arg}
-    targets.append(
-      Target(
-        rule=call.func.id,
-        name=given["name"],
-        srcs=tuple(given.get("srcs", ())),
-        data=tuple(given.get("data", ())),
-        deps=tuple(sorted(given.get("deps", ()))),
-      )
-    )
-  return targets
-
-
-def problems(root: pathlib.Path = ROOT) -> list[str]:
-  """What is wrong with the BUILD files below a folder.
+def read(tree: SourceTree) -> list[Target]:
+  """Reads the targets of every BUILD file there is.
 
   Args:
-    root: The repository.
+    tree: The repository.
 
   Returns:
-    One line each.
+    The targets.
   """
-  found = []
-  for folder in folders(root):
-    path = folder / "BUILD"
-    where = path.relative_to(root).as_posix()
-    if not path.is_file():
-      found.append(f"{where}: missing")
+  targets = []
+  for folder in tree.folders():
+    path = tree.root / folder / build_files.FILE_NAME
+    if path.is_file():
+      targets += build_files.parse(path.read_text(encoding="utf-8"), folder)
+  return targets
+
+
+def mirror(
+  tree: SourceTree, present: collections.abc.Sequence[Target]
+) -> list[Target]:
+  """Says what the targets should be.
+
+  Args:
+    tree: The repository.
+    present: Targets there are. Their names, grouping of sources and attributes
+      that do not follow from the sources are kept.
+
+  Returns:
+    Targets that cover every source, with the right dependencies.
+  """
+  kept, owner = [], {}
+  for target in present:
+    srcs = [s for s in target.srcs if s in tree.files and s not in owner]
+    if len(srcs) > 1:
+      # pytest's runner is a source of every test, and a target of its own.
+      srcs = [s for s in srcs if s != build_files.RUNNER]
+    if srcs:
+      kept.append((target.folder, target.name, srcs, target.extra))
+      owner.update(dict.fromkeys(srcs, target.label))
+  for path in tree.files:
+    if path in owner:
       continue
-    have = {t.name: t for t in parse(path.read_text(encoding="utf-8"))}
-    for target in wanted(folder, root):
-      mine = have.pop(target.name, None)
-      if mine is None or mine.srcs != target.srcs:
-        found.append(f"{where}: {target.srcs[0]} is in no target of its name")
-        continue
-      if mine.rule != target.rule:
-        found.append(f"{where}: {target.name} should be a {target.rule}")
-      missing = sorted(set(target.deps) - set(mine.deps))
-      extra = sorted(set(mine.deps) - set(target.deps))
-      if missing:
-        found.append(f"{where}: {target.name} imports {', '.join(missing)}")
-      if extra:
-        found.append(
-          f"{where}: {target.name} does not import {', '.join(extra)}"
-        )
-    found.extend(f"{where}: {name} has no source" for name in sorted(have))
-  return found
+    folder, _, name = path.removesuffix(".py").rpartition("/")
+    if name == "__init__":
+      name = folder.rpartition("/")[2] or PACKAGE
+    kept.append((folder, name, [path], ()))
+    owner[path] = f"//{folder}:{name}"
+  return [_mirror_one(tree, owner, *fields) for fields in kept]
+
+
+def _mirror_one(tree, owner, folder, name, srcs, extra) -> Target:
+  label = f"//{folder}:{name}"
+  deps, data = set(), set()
+  is_test = any("/test_" in path for path in srcs)
+  if is_test:
+    srcs = [*srcs, build_files.RUNNER]
+    deps.update(owner[path] for path in tree.conftests(folder))
+  for path in srcs:
+    needs = tree.needs(path)
+    deps.update(owner[p] for p in needs.sources)
+    deps.update(f"@pypi//{d}" for d in needs.distributions)
+    data.update(f"//{f}:data" for f in needs.data_folders)
+  return Target(
+    rule="py_test" if is_test else "py_library",
+    folder=folder,
+    name=name,
+    srcs=tuple(srcs),
+    deps=frozenset(deps - {label}),
+    data=frozenset(data),
+    extra=extra,
+  )
+
+
+def differences(
+  present: collections.abc.Sequence[Target],
+  wanted: collections.abc.Sequence[Target],
+) -> list[str]:
+  """Compares what there is with what should be.
+
+  Args:
+    present: Targets there are.
+    wanted: Targets that mirror the imports.
+
+  Returns:
+    One line a difference; none if there is none.
+  """
+  lines = []
+  have = {}
+  for target in present:
+    if target.label in have:
+      lines.append(f"{target.label}: defined more than once")
+    have[target.label] = target
+  for target in wanted:
+    found = have.pop(target.label, None)
+    if found is None:
+      lines.append(f"{target.srcs[0]}: in no target")
+      continue
+    if found.rule != target.rule:
+      lines.append(f"{target.label}: is a {found.rule}, not a {target.rule}")
+    for what in ("srcs", "deps", "data"):
+      missing = set(getattr(target, what)) - set(getattr(found, what))
+      spare = set(getattr(found, what)) - set(getattr(target, what))
+      lines += [f"{target.label}: {what} lack {m}" for m in sorted(missing)]
+      lines += [
+        f"{target.label}: {what} have {s} unused" for s in sorted(spare)
+      ]
+  lines += [f"{label}: has no source" for label in have]
+  return lines + _circle(wanted)
+
+
+def _circle(targets: collections.abc.Sequence[Target]) -> list[str]:
+  try:
+    graphlib.TopologicalSorter({t.label: t.deps for t in targets}).prepare()
+  except graphlib.CycleError as error:
+    # In this list, each label is imported by the one after it.
+    circle = " -> ".join(reversed(error.args[1]))
+    return [f"{circle}: a circle of imports; move what they share to a module"]
+  return []
 
 
 def fix(root: pathlib.Path = ROOT) -> None:
@@ -206,24 +145,55 @@ def fix(root: pathlib.Path = ROOT) -> None:
 
   Args:
     root: The repository.
+
+  Raises:
+    BuildError: An import that nothing provides.
   """
-  for folder in folders(root):
-    text = render(wanted(folder, root))
-    (folder / "BUILD").write_text(text, encoding="utf-8")
+  tree = SourceTree(root)
+  wanted = mirror(tree, read(tree))
+  for folder in tree.folders():
+    text = build_files.emit(
+      folder,
+      [t for t in wanted if t.folder == folder],
+      has_data=tree.has_data(folder),
+    )
+    path = root / folder / build_files.FILE_NAME
+    path.write_text(text, encoding="utf-8")
+
+
+def problems(root: pathlib.Path = ROOT) -> list[str]:
+  """What is wrong with the BUILD files of a repository.
+
+  Args:
+    root: The repository.
+
+  Returns:
+    One line each.
+
+  Raises:
+    BuildError: A BUILD file that cannot be read, or an import that nothing
+      provides.
+  """
+  tree = SourceTree(root)
+  present = read(tree)
+  return differences(present, mirror(tree, present))
 
 
 def main(argv: list[str]) -> int:
   """Checks, or with `--fix` writes; returns the exit code."""
-  if argv == ["--fix"]:
-    fix()
-  elif argv:
+  if argv not in ([], ["--fix"]):
     print("usage: check_build [--fix]", file=sys.stderr)
     return 2
-  found = problems()
+  try:
+    if argv:
+      fix()
+    found = problems()
+  except build_files.BuildError as error:
+    found = [str(error)]
   for line in found:
     print(line)
-  if found:
-    print("run `make build-files`", file=sys.stderr)
+  if found and not argv:
+    print("`make build-files` writes the BUILD files anew", file=sys.stderr)
   return 1 if found else 0
 
 
