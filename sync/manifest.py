@@ -96,8 +96,7 @@ class Manifest:
     leaves = data.get("leaves") if isinstance(data, dict) else None
     if not isinstance(leaves, list):
       raise ValueError('a manifest is a JSON object with a list "leaves"')
-    found: dict[str, LeafSpec] = {}
-    dropped = []
+    specs: dict[str, LeafSpec] = {}
     for i, leaf in enumerate(leaves):
       try:
         spec = _spec(leaf)
@@ -106,13 +105,16 @@ class Manifest:
           f"leaf {i} of the manifest needs a `path`, a `shape` of whole"
           f" numbers and a `dtype`: {error}"
         ) from None
-      if spec.name in found:
+      if spec.name in specs:
         raise ValueError(f"`{spec.name}` is in the manifest twice")
-      reason = tree_lib.why_not_weight(spec.name, spec)
+      specs[spec.name] = spec
+    found, dropped = {}, []
+    for name, spec in tree_lib.flatten(specs).items():
+      reason = tree_lib.why_not_weight(name, spec)
       if reason is None:
-        found[spec.name] = spec
+        found[name] = dataclasses.replace(spec, name=name)
       else:
-        dropped.append((spec.name, reason))
+        dropped.append((name, reason))
     return cls(leaves=tuple(found.values()), dropped=tuple(dropped))
 
   @classmethod

@@ -55,11 +55,16 @@ def flatten(tree: Any, *, integer_layers: bool = False) -> dict[str, Any]:
       path = path[:-1]
     name = ".".join(path)
     if integer_layers:
-      name = _INTEGER_LAYER.sub(r"\1layers_\2", name)
+      name = number_layers(name)
     if name in named:
       raise ValueError(f"`{name}` is in the tree twice")
     named[name] = leaf
   return named
+
+
+def number_layers(name: str) -> str:
+  """A name whose layer is an item of a list, `layers.6`, as `layers_6`."""
+  return _INTEGER_LAYER.sub(r"\1layers_\2", name)
 
 
 def _walk(node, path):
@@ -81,14 +86,24 @@ def _walk(node, path):
 
 
 def _strip_roots(found):
-  """Drops leading wrapper levels, as long as every leaf is under one."""
-  while found and all(len(path) > 1 for path in found):
-    roots = {path[0] for path in found}
-    if not roots <= set(ROOTS):
-      break
+  """Drops leading wrapper levels, as long as every weight is under one.
+
+  Caches and RNG state beside a wrapper, which are never synced, do not count.
+  """
+  while True:
+    roots = dict.fromkeys(
+      path[0]
+      for path in found
+      if not any(_STATE_PART.fullmatch(part) for part in path)
+    )
+    if not roots or not set(roots) <= set(ROOTS):
+      return found
+    if any(len(path) == 1 and path[0] in roots for path in found):
+      return found
     trees = {root: {} for root in sorted(roots)}
+    beside = {}
     for path, leaf in found.items():
-      trees[path[0]][path[1:]] = leaf
+      trees.get(path[0], beside)[path[1:] if path[0] in trees else path] = leaf
     first, *others = trees.values()
     for other in others:
       same = other.keys() == first.keys() and all(
@@ -99,8 +114,7 @@ def _strip_roots(found):
           f"the tree has the roots {', '.join(trees)} with different"
           " content; pass the one that is meant"
         )
-    found = first
-  return found
+    found = first | beside
 
 
 def variable_kinds(leaf: Any) -> frozenset[str]:
@@ -112,11 +126,12 @@ def variable_kinds(leaf: Any) -> frozenset[str]:
 
 
 def unwrap(leaf: Any) -> Any:
-  """The array inside an nnx variable; anything else as it is."""
+  """The array inside an nnx variable or a Linen box; else the leaf itself."""
   if variable_kinds(leaf):
     get = getattr(leaf, "get_value", None)
     return get() if callable(get) else leaf.value
-  return leaf
+  unbox = getattr(leaf, "unbox", None)
+  return unbox() if callable(unbox) else leaf
 
 
 def why_not_weight(name: str, leaf: Any) -> str | None:

@@ -1,35 +1,51 @@
 """Where a trainer keeps its layers, and what the rollout calls them.
 
-Read off the trees of MaxText 0.2.5's decoders with `scan_layers=True`:
+Read off the trees of MaxText 0.2.5's decoders with `scan_layers=True`; with n
+local layers in a block:
 
 | in the trainer's name | stacked axes | rollout layer |
 | --- | --- | --- |
 | `layers.X` | layers | i |
-| `layers.layer_<s>.X`, `layers.layers_<s>.X`, `layers.<s>.X` | repeats | i * cycle + s |
-| `layers_remainder.layers_<s>.X` | none | repeats * cycle + s |
+| `layers.layer_<s>.X`, `.layers_<s>.X`, `.<s>.X` | repeats | i * cycle + s |
 | `layers.local_layers.X` | blocks, local layers | i * (n + 1) + j |
 | `layers.global_layer.X` | blocks | i * (n + 1) + n |
+| `layers_remainder.layers_<s>.X` | none | behind all repeats |
+| `layers_remainder.local_layers.X` | local layers | behind all blocks |
 | `dense_layers.X`, `moe_layers.X` | layers | `dense_layers_i`, `moe_layers_i` |
 | anything else, `layers_<i>.X` too | none | the same name |
 
 `scanned_blocks` stands for `layers` in some families; its first layer is the
 one after the unstacked `layers_<i>` beside it (DeepSeek 4). In a block the
-local layers run first and the global layer last.
+local layers run first and the global layer last. Encoders of images and sound
+are never stacked.
 """
 
 import collections.abc
 import dataclasses
 import re
 
+from laneweave.sync import tree as tree_lib
 from laneweave.sync.config import SyncConfig
 from laneweave.sync.manifest import LeafSpec
 
-_STACKS = ("layers", "scanned_blocks")
-_SEGMENTS = ("dense_layers", "moe_layers")
-_REMAINDER = "layers_remainder"
-_LOCAL, _GLOBAL = "local_layers", "global_layer"
-_SLOT = re.compile(r"(?:layers?_)?(\d+)")
+STACKS = ("layers", "scanned_blocks")
+SEGMENTS = ("dense_layers", "moe_layers")
+REMAINDER = "layers_remainder"
+
+_CONTAINERS = (*STACKS, *SEGMENTS, REMAINDER)
+_ENCODER = re.compile(r"(vision|audio)_encoder")
+_NUMBERED = re.compile(r"(?:dense_|moe_)?layers_(\d+)")
 _LAYER = re.compile(r"layers_(\d+)")
+# Parts that by their name hold layers, in a way that no rule here knows.
+_LOOKS_STACKED = re.compile(
+  r"(.+_)?(layers|blocks|stages|stack|pipeline)(_.*[^\d_].*|_\d+_\d+)?"
+)
+# Modules of a decoder that are there once.
+_ONCE = re.compile(
+  r"token_embedder|position_embedder|per_layer_embedder|decoder_norm"
+  r"|logits_dense|hc_head|mtp_block|(vision|audio)_encoder"
+)
+TABLE = "sync/rules/containers.py"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -42,7 +58,7 @@ class Place:
     container: Rollout name of the layer level without its number, or None
       where the leaf is not in a layer that is renamed.
     layers: Layer numbers, in the order of the stacked axes.
-    stacked: Length of each stacked axis.
+    stacked: Length of each stacked axis, outermost first.
   """
 
   prefix: str
@@ -62,68 +78,194 @@ class Place:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Split:
-  """A name taken apart at its container."""
+class Member:
+  """A leaf of a container.
+
+  Attributes:
+    leaf: The leaf.
+    prefix: Its name before the container, with its dot.
+    container: The container.
+    rest: Parts of its name after the container.
+  """
 
   leaf: LeafSpec
   prefix: str
-  container: str | None
+  container: str
   rest: tuple[str, ...]
 
+  def place(
+    self,
+    rest: tuple[str, ...],
+    layers: collections.abc.Iterable[int],
+    stacked: tuple[int, ...],
+    container: str = "layers",
+  ) -> Place:
+    """The place of this leaf; `rest` is what of its name is kept."""
+    return Place(
+      prefix=self.prefix,
+      suffix="".join("." + part for part in rest),
+      container=container,
+      layers=tuple(layers),
+      stacked=stacked,
+    )
 
-def locate(
-  leaves: collections.abc.Sequence[LeafSpec],
-  cfg: SyncConfig,
-  problems: list[str],
-) -> dict[str, Place]:
-  """Finds the layers of every leaf.
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Group:
+  """The leaves of one decoder's containers.
+
+  Attributes:
+    members: They.
+    segments: Whether the containers are `dense_layers` and `moe_layers`.
+    offset: Number of unstacked layers in front of the stack.
+  """
+
+  members: tuple[Member, ...]
+  segments: bool
+  offset: int
+
+
+def split(
+  leaves: collections.abc.Sequence[LeafSpec], cfg: SyncConfig
+) -> tuple[list[Group], dict[str, Place]]:
+  """Sorts leaves by the containers they are in.
 
   Args:
     leaves: The trainer's weights.
-    cfg: Layer count, cycle and scan axis are read.
-    problems: Messages are added for leaves that no rule takes.
+    cfg: `scan_layers` is read.
 
   Returns:
-    Places by name of the leaves that a rule took.
+    Groups of stacked leaves, and places by name of all other leaves.
   """
-  splits = [_split(leaf, cfg) for leaf in leaves]
+  grouped: dict[tuple[str, bool], list[Member]] = {}
   places = {}
-  groups: dict[tuple[str, str], list[_Split]] = {}
-  for s in splits:
-    if s.container is None:
-      places[s.leaf.name] = Place(
-        prefix="", suffix=s.leaf.name, container=None, layers=(), stacked=()
+  for leaf in leaves:
+    member = _member(leaf) if cfg.scan_layers else None
+    if member is None:
+      places[leaf.name] = Place(
+        prefix="",
+        suffix=tree_lib.number_layers(leaf.name),
+        container=None,
+        layers=(),
+        stacked=(),
       )
-    else:
-      kind = "segment" if s.container in _SEGMENTS else "stack"
-      groups.setdefault((s.prefix, kind), []).append(s)
+      continue
+    key = (member.prefix, member.container in SEGMENTS)
+    grouped.setdefault(key, []).append(member)
   names = [leaf.name for leaf in leaves]
-  for (prefix, kind), members in groups.items():
-    if kind == "segment":
-      places.update(_segments(members, cfg, problems))
+  groups = []
+  for (prefix, segments), members in grouped.items():
+    blocks = any(m.container == "scanned_blocks" for m in members)
+    groups.append(
+      Group(
+        members=tuple(members),
+        segments=segments,
+        offset=_offset(prefix, names) if blocks else 0,
+      )
+    )
+  return groups, places
+
+
+def unknown_family(
+  leaves: collections.abc.Sequence[LeafSpec], cfg: SyncConfig
+) -> str | None:
+  """What of a tree's names no rule takes, in a sentence.
+
+  Args:
+    leaves: The trainer's weights.
+    cfg: `scan_layers` is read.
+
+  Returns:
+    What was recognised and what was not; None when there is nothing to say.
+  """
+  once, numbered, stacked, strange, others = [], [], {}, {}, {}
+  for leaf in leaves:
+    parts = leaf.name.split(".")[:-1]
+    at = _container(parts)
+    before = parts if at is None else parts[:at]
+    odd = _odd(before, cfg.scan_layers)
+    if any(_ENCODER.fullmatch(part) for part in parts):
+      once.append(leaf)
+    elif odd is not None:
+      name = ".".join(parts[: odd + 1])
+      strange.setdefault(name, []).append(leaf)
+    elif at is not None:
+      stacked.setdefault(".".join(parts[: at + 1]), []).append(leaf)
+    elif any(_NUMBERED.fullmatch(part) for part in parts):
+      numbered.append(leaf)
+    elif len(parts) < 2 or any(_ONCE.fullmatch(part) for part in parts):
+      once.append(leaf)
     else:
-      offset = _offset(prefix, names) if _is_blocks(members) else 0
-      places.update(_stack(members, cfg, offset, problems))
-  return places
+      others.setdefault(".".join(parts[:2]), []).append(leaf)
+  if not cfg.scan_layers:
+    strange |= {
+      name: found
+      for name, found in stacked.items()
+      if not all(_is_listed(leaf.name) for leaf in found)
+    }
+    if not strange:
+      return None
+    advice = "set `scan_layers` if these layers are stacked"
+  else:
+    if not stacked and not numbered:
+      strange |= others
+    if not strange:
+      return None
+    advice = (
+      "unset `scan_layers` if these layers are not stacked, or add a rule to"
+      f" {TABLE}"
+    )
+  first = next(iter(strange.values()))[0]
+  known = [f"`{name}` ({len(found)} leaves)" for name, found in stacked.items()]
+  if numbered:
+    known.append(f"{len(numbered)} leaves of unstacked `layers_<i>`")
+  if once:
+    known.append(f"{len(once)} leaves outside layers")
+  return (
+    f"`{first.name}` {first} belongs to an unknown family of tree: not"
+    " recognised are "
+    + ", ".join(f"`{name}` ({len(f)} leaves)" for name, f in strange.items())
+    + f"; recognised are {', '.join(known) or 'none'}; {advice}"
+  )
 
 
-def _split(leaf, cfg):
+def _member(leaf):
+  """A leaf of a container, or None."""
   parts = leaf.name.split(".")
-  known = (*_STACKS, *_SEGMENTS, _REMAINDER)
-  at = next((i for i, p in enumerate(parts[:-1]) if p in known), None)
-  if at is None or not cfg.scan_layers:
-    return _Split(leaf=leaf, prefix="", container=None, rest=())
-  prefix = "".join(p + "." for p in parts[:at])
-  return _Split(
+  at = _container(parts[:-1])
+  if at is None:
+    return None
+  return Member(
     leaf=leaf,
-    prefix=prefix,
+    prefix="".join(part + "." for part in parts[:at]),
     container=parts[at],
     rest=tuple(parts[at + 1 :]),
   )
 
 
-def _is_blocks(members):
-  return any(s.container == "scanned_blocks" for s in members)
+def _container(parts):
+  """Index of the container in a path, or None; an encoder has none."""
+  for i, part in enumerate(parts):
+    if _ENCODER.fullmatch(part):
+      return None
+    if part in _CONTAINERS:
+      return i
+  return None
+
+
+def _odd(parts, scanned):
+  """Index of a part that holds layers in a way no rule knows, or None."""
+  if not scanned:
+    return None
+  for i, part in enumerate(parts):
+    if _LOOKS_STACKED.fullmatch(part) and not _NUMBERED.fullmatch(part):
+      return i
+  return None
+
+
+def _is_listed(name):
+  """Whether a name's layer is an item of a list, `layers.6`."""
+  return tree_lib.number_layers(name) != name
 
 
 def _offset(prefix, names):
@@ -135,237 +277,3 @@ def _offset(prefix, names):
       if found:
         numbers.add(int(found.group(1)))
   return max(numbers) + 1 if numbers else 0
-
-
-def _suffix(parts):
-  return "".join("." + p for p in parts)
-
-
-def scan_axes(
-  leaf: LeafSpec, stacked: tuple[int, ...], cfg: SyncConfig
-) -> tuple[int, ...] | str:
-  """The axes of a leaf on which its layers are stacked.
-
-  Args:
-    leaf: The leaf.
-    stacked: Lengths that the stacked axes must have.
-    cfg: `param_scan_axis` is read. MaxText moves the stacked axis there, or to
-      the last place of an array too short; a second one follows the first. The
-      exception is a router's bias that is no `nnx.Param` (`MoEBiasVar`): it is
-      stacked on axis 0.
-
-  Returns:
-    The axes, or what is wrong with the leaf.
-  """
-  count = len(stacked)
-  if not count:
-    return ()
-  rank = len(leaf.shape) - count
-  if rank < 1:
-    return (
-      f"`{leaf.name}` {leaf} has no axis besides its stacked ones; a layer's"
-      " scalar cannot be synced, store it with shape [1]"
-    )
-  if cfg.param_scan_axis is None:
-    fits = [a for a in range(rank + 1) if leaf.shape[a : a + count] == stacked]
-    if len(fits) != 1:
-      return (
-        f"`{leaf.name}` {leaf} has {len(fits)} axes that can be the stacked"
-        f" one ({fits}) for {stacked} layers; set `param_scan_axis`"
-      )
-    first = fits[0]
-  else:
-    first = min(cfg.param_scan_axis, rank)
-    if _is_router_bias(leaf) and (
-      leaf.kind == "MoEBiasVar"
-      or (leaf.kind is None and leaf.shape[:count] == stacked)
-    ):
-      first = 0
-  axes = tuple(range(first, first + count))
-  for axis, length in zip(axes, stacked, strict=True):
-    if leaf.shape[axis] != length:
-      return (
-        f"`{leaf.name}` {leaf} has {leaf.shape[axis]} layers on axis {axis},"
-        f" expected {length}; check `num_decoder_layers`"
-        f" ({cfg.num_decoder_layers}), `inhomogeneous_layer_cycle_interval`"
-        f" ({cfg.inhomogeneous_layer_cycle_interval}) and `param_scan_axis`"
-        f" ({cfg.param_scan_axis})"
-      )
-  return axes
-
-
-def _is_router_bias(leaf):
-  """A bias beside a router's kernel, and not GPT-OSS's, which is a Param."""
-  return leaf.name.endswith(".gate.bias") and "GptOssMlp" not in leaf.name
-
-
-def _length(leaf, cfg):
-  """Length of a leaf's first stacked axis, for families that tell no other."""
-  axis = min(cfg.param_scan_axis or 0, max(len(leaf.shape) - 1, 0))
-  return leaf.shape[axis]
-
-
-def _segments(members, cfg, problems):
-  """`dense_layers` and `moe_layers`: together they are the whole decoder."""
-  total = cfg.num_decoder_layers
-  kinds = {s.container for s in members}
-  if len(kinds) == 1:
-    lengths = dict.fromkeys(kinds, total)
-  else:
-    # Dense layers are few and come first; a kernel tells their number.
-    dense = [s.leaf for s in members if s.container == "dense_layers"]
-    first = max(dense, key=lambda leaf: len(leaf.shape))
-    count = _length(first, cfg)
-    lengths = {"dense_layers": count, "moe_layers": total - count}
-    if not 0 < count < total:
-      problems.append(
-        f"`{first.name}` {first} has {count} dense layers of"
-        f" `num_decoder_layers` {total}: none are left for `moe_layers`"
-      )
-      return {}
-  return {
-    s.leaf.name: Place(
-      prefix=s.prefix,
-      suffix=_suffix(s.rest),
-      container=s.container,
-      layers=tuple(range(lengths[s.container])),
-      stacked=(lengths[s.container],),
-    )
-    for s in members
-  }
-
-
-def _stack(members, cfg, offset, problems):
-  """One scanned decoder: homogeneous, in slots, or in local/global blocks."""
-  remainder = [s for s in members if s.container == _REMAINDER]
-  scanned = [s for s in members if s.container != _REMAINDER]
-  heads = {s.rest[0] for s in scanned}
-  if heads & {_LOCAL, _GLOBAL}:
-    return _blocks(scanned + remainder, cfg, offset, problems)
-  slotted = [s for s in scanned if _slot(s) is not None]
-  cycle = cfg.inhomogeneous_layer_cycle_interval
-  if not slotted and cycle == 1 and not remainder:
-    count = cfg.num_decoder_layers - offset
-    return {
-      s.leaf.name: _place(s, s.rest, range(offset, offset + count), (count,))
-      for s in scanned
-    }
-  if (slotted and len(slotted) < len(scanned)) or (cycle > 1 and not slotted):
-    for s in scanned:
-      if _slot(s) is None:
-        problems.append(
-          f"`{s.leaf.name}` {s.leaf} has no `layer_<slot>` level under"
-          f" `{s.container}`, but the layers come in a cycle of"
-          f" {max(cycle, len({_slot(t) for t in slotted}))}; set"
-          " `inhomogeneous_layer_cycle_interval` to 1 if they do not"
-        )
-    return {}
-  return _slots(scanned, remainder, cfg, offset, problems)
-
-
-def _slot(split):
-  """The slot number of a name, or None."""
-  found = _SLOT.fullmatch(split.rest[0]) if len(split.rest) > 1 else None
-  return int(found.group(1)) if found else None
-
-
-def _place(split, rest, layers, stacked):
-  return Place(
-    prefix=split.prefix,
-    suffix=_suffix(rest),
-    container="layers",
-    layers=tuple(layers),
-    stacked=stacked,
-  )
-
-
-def _slots(scanned, remainder, cfg, offset, problems):
-  """A cycle of layers, each slot stacked over the repeats of the cycle."""
-  slots = {_slot(s) for s in scanned}
-  cycle = cfg.inhomogeneous_layer_cycle_interval
-  if cycle == 1:
-    # Gemma 3 and Gemma 4 leave the field at 1: the slots tell.
-    cycle = len(slots)
-  for s in scanned:
-    if _slot(s) >= cycle:
-      problems.append(
-        f"`{s.leaf.name}` {s.leaf} is in slot {_slot(s)}, but a cycle of"
-        f" {cycle} has slots 0 to {cycle - 1}; check"
-        " `inhomogeneous_layer_cycle_interval`"
-      )
-  missing = sorted(set(range(cycle)) - slots)
-  if missing and slots <= set(range(cycle)):
-    problems.append(
-      f"slots {missing} of a cycle of {cycle} are not in the tree"
-      f" (`{scanned[0].leaf.name}` is); check"
-      " `inhomogeneous_layer_cycle_interval`"
-    )
-  left = {_slot(s) for s in remainder}
-  if None in left or left != set(range(len(left))):
-    problems.append(
-      f"`{_REMAINDER}` must hold `layers_0` and on without a gap, found"
-      f" {sorted(s.rest[0] for s in remainder)[:4]}"
-    )
-    return {}
-  total = cfg.num_decoder_layers - offset - len(left)
-  repeats = total // cycle
-  if total % cycle or repeats < 1:
-    problems.append(
-      f"`num_decoder_layers` {cfg.num_decoder_layers} is not"
-      f" {offset} + a multiple of the cycle {cycle} + {len(left)} in"
-      f" `{_REMAINDER}` (`{scanned[0].leaf.name}` {scanned[0].leaf})"
-    )
-    return {}
-  if problems:
-    return {}
-  places = {}
-  for s in scanned:
-    layers = range(offset + _slot(s), offset + total, cycle)
-    places[s.leaf.name] = _place(s, s.rest[1:], layers, (repeats,))
-  for s in remainder:
-    layer = offset + total + _slot(s)
-    places[s.leaf.name] = _place(s, s.rest[1:], (layer,), ())
-  return places
-
-
-def _blocks(members, cfg, offset, problems):
-  """Blocks of local layers, stacked twice, and one global layer at the end."""
-  total = cfg.num_decoder_layers - offset
-  cycle = cfg.inhomogeneous_layer_cycle_interval
-  last = [s for s in members if s.rest[0] == _GLOBAL]
-  if cycle == 1:
-    if not last:
-      problems.append(
-        f"`{members[0].leaf.name}` is in blocks of `{_LOCAL}` without a"
-        f" `{_GLOBAL}`; their length cannot be told, set"
-        " `inhomogeneous_layer_cycle_interval`"
-      )
-      return {}
-    tallest = max((s.leaf for s in last), key=lambda leaf: len(leaf.shape))
-    blocks = _length(tallest, cfg)
-    cycle = total // blocks if total % blocks == 0 else 0
-  blocks = total // cycle if cycle else 0
-  if cycle < 2 or total % cycle:
-    problems.append(
-      f"`num_decoder_layers` {cfg.num_decoder_layers} does not divide into"
-      f" blocks like that of `{members[0].leaf.name}` {members[0].leaf};"
-      " check `inhomogeneous_layer_cycle_interval`"
-    )
-    return {}
-  places = {}
-  for s in members:
-    starts = range(offset, offset + total, cycle)
-    if s.rest[0] == _GLOBAL:
-      layers = [start + cycle - 1 for start in starts]
-      stacked = (blocks,)
-    elif s.rest[0] == _LOCAL:
-      layers = [start + j for start in starts for j in range(cycle - 1)]
-      stacked = (blocks, cycle - 1)
-    else:
-      problems.append(
-        f"`{s.leaf.name}` {s.leaf} is neither in `{_LOCAL}` nor in"
-        f" `{_GLOBAL}`, as the other leaves of `{s.container}` are"
-      )
-      continue
-    places[s.leaf.name] = _place(s, s.rest[1:], layers, stacked)
-  return places

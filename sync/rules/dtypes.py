@@ -1,32 +1,70 @@
 """Leaves that keep their dtype on the rollout, whatever `weight_dtype` says.
 
 From the rollout trees of MaxText 0.2.5: these parameters are created with a
-dtype of their own. Each row: a pattern of leaves to keep, and a pattern that
-some leaf of the tree must match for the row to count, so that a norm of the
-same name in another family follows `weight_dtype`.
+dtype of their own, or with that of `dtype_mm`, the encoders' field.
 """
 
 import collections.abc
+import dataclasses
 import re
 
-_KEPT = (
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Rule:
+  """One family's rule.
+
+  Attributes:
+    keep: Leaves that keep their dtype.
+    marker: Some leaf of the tree must match this for the rule to count, so
+      that a norm of the same name in another family is cast.
+    but: Leaves that are cast nevertheless; "" for none.
+  """
+
+  keep: str
+  marker: str
+  but: str = ""
+
+
+_RULES = (
+  # GPT-3: the norms before attention, with their biases.
+  _Rule(
+    keep=r"\.pre_self_attention_norm\.(scale|bias)$",
+    marker=r"\.pre_self_attention_norm\.bias$",
+  ),
   # GPT-OSS: the norms around attention.
-  (
-    r"\.(pre|post)_self_attention_layer_norm\.scale$",
-    r"\.GptOssAttention\.",
+  _Rule(
+    keep=r"\.(pre|post)_self_attention_layer_norm\.scale$",
+    marker=r"\.GptOss(Attention|Mlp)\.",
   ),
   # Olmo 3: norms after attention and MLP, and none before.
-  (
-    r"\.post_(self_attention|mlp)_layer_norm\.scale$",
-    r"\.post_mlp_layer_norm\.scale$",
+  _Rule(
+    keep=r"\.post_(self_attention|mlp)_layer_norm\.scale$",
+    marker=r"\.post_mlp_layer_norm\.scale$",
   ),
   # DeepSeek 3.2: parts of the sparse-attention indexer.
-  (
-    r"\.indexer\.(k_norm\.(scale|bias)|weights_proj\.kernel)$",
-    r"\.indexer\.k_norm\.bias$",
+  _Rule(
+    keep=r"\.self_attention\.indexer\."
+    r"(k_norm\.(scale|bias)|weights_proj\.kernel)$",
+    marker=r"\.self_attention\.indexer\.",
   ),
   # DeepSeek 4: token-to-expert ids, which bfloat16 would corrupt.
-  (r"\.tid2eid$", r"\.tid2eid$"),
+  _Rule(keep=r"\.tid2eid$", marker=r"\.tid2eid$"),
+  # Gemma 4's image encoder: its table of positions.
+  _Rule(
+    keep=r"^vision_encoder\..*\.pos_emb_param$",
+    marker=r"^vision_encoder\..*\.vision_entry\.",
+  ),
+  # Other encoders of images: all but their attention.
+  _Rule(
+    keep=r"^vision_encoder\.",
+    marker=r"^vision_encoder\..*\.(layers|blocks|encoderblock)_\d+\.",
+    but=r"\.(query|key|value|out)\.(kernel|bias)$|soft_embedding_norm",
+  ),
+  # Encoders of sound: their norms.
+  _Rule(
+    keep=r"^audio_encoder\..*\.(layernorm_post|\w+_layer_norm)\.",
+    marker=r"^audio_encoder\.",
+  ),
 )
 
 
@@ -40,7 +78,12 @@ def kept(names: collections.abc.Sequence[str]) -> set[str]:
     Those that a family's rule keeps.
   """
   found = set()
-  for keep, marker in _KEPT:
-    if any(re.search(marker, name) for name in names):
-      found.update(name for name in names if re.search(keep, name))
+  for rule in _RULES:
+    if any(re.search(rule.marker, name) for name in names):
+      found.update(
+        name
+        for name in names
+        if re.search(rule.keep, name)
+        and not (rule.but and re.search(rule.but, name))
+      )
   return found

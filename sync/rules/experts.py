@@ -9,6 +9,7 @@ never padded, since its biases stay as wide as they are.
 import collections.abc
 
 from laneweave.kernels import layout as layout_lib
+from laneweave.sync.config import SyncConfig
 
 GATE, UP, FUSED, DOWN = "wi_0", "wi_1", "wi", "wo"
 
@@ -19,22 +20,30 @@ def split_name(name: str) -> tuple[str, str]:
   return name[:at], name[at:]
 
 
-def role(name: str, names: collections.abc.Container[str]) -> str | None:
+def role(name: str, block_shape: tuple[int, ...]) -> str | None:
   """Which part of a routed expert a leaf is.
 
   Args:
     name: The leaf's name.
-    names: All names of its tree.
+    block_shape: Shape of one layer's array.
 
   Returns:
-    `GATE`, `UP`, `FUSED`, `DOWN`, or None for anything else.
+    `GATE`, `UP`, `FUSED`, `DOWN`, or None for anything else: a `wi` of odd
+    width, which cannot be gate and up, too.
   """
-  parent, last = split_name(name)
-  if last in (GATE, UP, FUSED):
-    return last
-  if last == DOWN and (parent + GATE in names or parent + FUSED in names):
-    return last
-  return None
+  _, last = split_name(name)
+  fits = {
+    GATE: True,
+    UP: True,
+    FUSED: block_shape[-1] % 2 == 0,
+    DOWN: len(block_shape) > 1,
+  }
+  return last if fits.get(last, False) else None
+
+
+def mlp_axis(part: str, block_rank: int) -> int:
+  """Axis of the block along which an expert is as wide as its MLP."""
+  return block_rank - (2 if part == DOWN else 1)
 
 
 def has_bias(name: str, names: collections.abc.Container[str]) -> bool:
@@ -62,7 +71,34 @@ def two_lane_width(width: int, shards: int) -> int:
   return -(-width // least) * least
 
 
-def one_lane_width(width: int, shards: int) -> int:
-  """The next multiple of whole lanes on every shard, over all shards."""
-  per = -(-width // shards)
-  return -(-per // layout_lib.LANES) * layout_lib.LANES * shards
+def padded_width(width: int, shards: int, biased: bool, cfg: SyncConfig) -> int:
+  """Padded expert width where no target tells it.
+
+  Args:
+    width: Width of one of gate and up.
+    shards: Tensor-parallel shards of it.
+    biased: Whether the experts have biases.
+    cfg: `padded_base_moe_mlp_dim` and `prefuse_moe_weights` are read.
+
+  Returns:
+    The width over all shards.
+
+  Raises:
+    ValueError: a width that does not divide, or that would shrink.
+  """
+  padded = cfg.padded_base_moe_mlp_dim
+  if padded is None:
+    if not cfg.prefuse_moe_weights or biased:
+      return width
+    if width % shards:
+      raise ValueError(
+        f"width {width} does not divide by {shards} shards; change"
+        " `moe_mlp_tp_size`"
+      )
+    return two_lane_width(width, shards)
+  if padded < width:
+    raise ValueError(
+      f"`padded_base_moe_mlp_dim` {padded} is narrower than the expert"
+      f" width {width}; padding cannot shrink"
+    )
+  return padded

@@ -2,40 +2,84 @@
 
 MaxText keeps the key and value projections as `key.kernel` and `value.kernel`,
 [embed, kv_heads, head_dim] a layer, with biases [kv_heads, head_dim], or
-flattened to [kv_heads * head_dim].
+flattened to [kv_heads * head_dim]. Encoders of images and sound are not split
+by heads on the rollout.
 """
 
+import dataclasses
 import re
 
-_KV = re.compile(r"(?:^|\.)(?:key|value)\.(kernel|bias)")
+_KV = re.compile(r"(?:.*\.)?(?:key|value)\.(kernel|bias)")
+_ENCODER = re.compile(r"(?:^|\.)(?:vision|audio)_encoder\.")
 
 
-def head_axis(
-  name: str, block_shape: tuple[int, ...], base_num_kv_heads: int | None
-) -> tuple[int, int] | None:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Heads:
+  """KV heads of a leaf.
+
+  Attributes:
+    axis: Axis of the block that counts them.
+    group: Elements of a head along it; 0: not known.
+    count: Number of heads; 0: not known.
+  """
+
+  axis: int
+  group: int
+  count: int
+
+
+def kernel_beside(name: str) -> str | None:
+  """Name of the kernel that a KV bias belongs to; None for other leaves."""
+  return name.removesuffix("bias") + "kernel" if _is_kv(name, "bias") else None
+
+
+def find(
+  name: str,
+  block_shape: tuple[int, ...],
+  kernel_block: tuple[int, ...] | None,
+  base_num_kv_heads: int | None,
+) -> Heads | None:
   """Where a leaf has its KV heads.
 
   Args:
     name: The leaf's name.
     block_shape: Its shape for one layer.
-    base_num_kv_heads: The model's KV heads; used for a flattened bias only,
-      since layers may have a number of their own.
+    kernel_block: For a bias: the shape of its kernel for one layer, if known.
+    base_num_kv_heads: The model's KV heads; used for flattened heads without a
+      kernel that tells, since layers may have a number of their own.
 
   Returns:
-    The axis of the block and the elements of a head along it, or None for a
-    leaf that has no KV heads.
+    The heads, or None for a leaf that has none.
   """
-  found = _KV.search(name)
-  if found is None or found.end() != len(name):
-    return None
-  kernel = found.group(1) == "kernel"
   rank = len(block_shape)
-  if rank == (3 if kernel else 2):
-    return rank - 2, 1
-  if kernel or rank != 1 or base_num_kv_heads is None:
+  kernel = _is_kv(name, "kernel")
+  if not kernel and not _is_kv(name, "bias"):
     return None
-  head_dim, left = divmod(block_shape[0], base_num_kv_heads)
-  return None if left else (0, head_dim)
+  apart = 3 if kernel else 2
+  if rank == apart:
+    return Heads(axis=rank - 2, group=1, count=block_shape[rank - 2])
+  if rank != apart - 1:
+    return None
+  axis, width = rank - 1, block_shape[rank - 1]
+  if kernel_block is not None and len(kernel_block) == 3:
+    count, head_dim = kernel_block[1:]
+    if count * head_dim == width:
+      return Heads(axis=axis, group=head_dim, count=count)
+  if base_num_kv_heads is not None and width % base_num_kv_heads == 0:
+    return Heads(
+      axis=axis, group=width // base_num_kv_heads, count=base_num_kv_heads
+    )
+  return Heads(axis=axis, group=0, count=0)
+
+
+def _is_kv(name, part):
+  """Whether a name is that of a KV kernel or bias of a decoder."""
+  found = _KV.fullmatch(name)
+  return (
+    found is not None
+    and found.group(1) == part
+    and _ENCODER.search(name) is None
+  )
 
 
 def repeats(heads: int, shards: int) -> int | None:

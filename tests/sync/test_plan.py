@@ -160,13 +160,13 @@ def test_a_slot_beyond_the_cycle():
 def test_wrong_length_on_the_stacked_axis():
   text = refused({"layers.w": shape(8, 5, 4)}, config(6))
   assert (
-    "`layers.w` float32[8, 5, 4] has 5 layers on axis 1, expected 6" in text
+    "`layers.w` float32[8, 5, 4]: has 5 layers on axis 1, expected 6" in text
   )
 
 
 def test_a_layers_scalar_cannot_be_synced():
   text = refused({"layers.w": shape(8, 5, 4), "layers.s": shape(5)}, config(5))
-  assert "`layers.s` float32[5] has no axis besides its stacked ones" in text
+  assert "`layers.s` float32[5]: has no axis besides its stacked ones" in text
 
 
 # Names.
