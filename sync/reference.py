@@ -267,6 +267,13 @@ class _Conversion:
     if parts[0] in ("vision_encoder", "audio_encoder") or len(parts) < 2:
       return None
     module, projection, last = ".".join(parts[:-2]), parts[-2], parts[-1]
+    if projection == "qkv_proj" and self.wanted is None:
+      own, tp = self.cfg.base_num_kv_heads, self.cfg.kv_tp_size
+      if own is not None and own < tp:
+        raise ValueError(
+          f"{own} KV heads lie in one projection with the query heads and"
+          f" are not repeated for `kv_tp_size` {tp}"
+        )
     if projection in ("key", "value") and last in ("kernel", "bias"):
       if len(shape) > 1:
         return shape[-2]
@@ -285,7 +292,7 @@ class _Conversion:
     """How often the rollout holds each of a leaf's own KV heads."""
     if self.wanted is None:
       tp = self.cfg.kv_tp_size
-      if heads < tp and tp % heads:
+      if max(heads, tp) % min(heads, tp):
         raise ValueError(f"{heads} KV heads do not divide `kv_tp_size` {tp}")
       return max(tp // heads, 1)
     own, shape = self.shapes[name], tuple(self.wanted[name].shape)

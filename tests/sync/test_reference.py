@@ -1047,7 +1047,7 @@ def test_target_decides_how_often_heads_repeat():
   assert out["layers_0.attn.key.kernel"][0, :, 0].tolist() == [0, 0, 1, 1]
 
 
-@pytest.mark.parametrize(("heads", "tp"), [(3, 8), (8, 12)])
+@pytest.mark.parametrize(("heads", "tp"), [(3, 8), (8, 12), (12, 8)])
 def test_F32_heads_that_do_not_divide_are_refused(heads, tp):
   with pytest.raises(
     ValueError, match=rf"`layers_0\.attn\.\S+`.*{heads} KV heads.*{tp}"
@@ -1072,6 +1072,17 @@ def test_target_heads_that_are_no_multiple_are_refused():
       convert_reference(params, config(1), {name: spec(shape)})
   with pytest.raises(ValueError, match=r"\[5, 4, 3\] where .*\[5, 4, 6\]"):
     convert_reference(params, config(1), {name: spec((5, 4, 6))})
+
+
+def test_joint_projections_are_not_repeated():
+  params = {"layers.attn.qkv_proj.kernel": np.ones((5, 1, 8, 3), np.float32)}
+  for tp in (1, 2):
+    out = convert_reference(
+      params, config(1, base_num_kv_heads=2, kv_tp_size=tp)
+    )
+    assert out["layers_0.attn.qkv_proj.kernel"].shape == (5, 8, 3)
+  with pytest.raises(ValueError, match=r"qkv_proj.*2 KV heads.*`kv_tp_size` 4"):
+    convert_reference(params, config(1, base_num_kv_heads=2, kv_tp_size=4))
 
 
 def test_only_kv_heads_are_repeated_for_a_target():
