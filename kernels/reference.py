@@ -13,8 +13,10 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from laneweave.kernels.reference_fingerprint import fingerprint
-from laneweave.kernels.reference_fingerprint import fingerprint_many
+from laneweave.kernels.reference_fingerprint import (
+  fingerprint,
+  fingerprint_many,
+)
 
 __all__ = [
   "cast",
