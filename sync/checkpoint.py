@@ -11,6 +11,7 @@ import collections.abc
 import math
 import pathlib
 import re
+from typing import Self
 
 import jax
 import numpy as np
@@ -47,10 +48,11 @@ class Checkpoint(abc.ABC):
       ValueError: the file is damaged there.
     """
 
+  @abc.abstractmethod
   def close(self) -> None:
     """Closes the file or files; reading is over. Harmless when repeated."""
 
-  def __enter__(self) -> "Checkpoint":
+  def __enter__(self) -> Self:
     return self
 
   def __exit__(self, *_) -> None:
@@ -79,7 +81,7 @@ def open_checkpoint(path: str | pathlib.Path) -> Checkpoint:
     return _open(path)
   except OSError as error:
     raise ValueError(
-        f"`--checkpoint` {path} cannot be read: {error.strerror or error}"
+      f"`--checkpoint` {path} cannot be read: {error.strerror or error}"
     ) from None
 
 
@@ -96,9 +98,9 @@ def _open(path: pathlib.Path) -> Checkpoint:
     root = checkpoint_orbax.find(path)
     if root is None:
       raise ValueError(
-          f"`--checkpoint` {path} is a directory without .safetensors files"
-          " and without an Orbax checkpoint; name the directory that holds"
-          " one"
+        f"`--checkpoint` {path} is a directory without .safetensors files"
+        " and without an Orbax checkpoint; name the directory that holds"
+        " one"
       )
     return checkpoint_orbax.open_directory(root)
   if path.suffix == ".npz":
@@ -110,16 +112,16 @@ def _open(path: pathlib.Path) -> Checkpoint:
 
     return checkpoint_safetensors.open_files(path, [path])
   raise ValueError(
-      f"`--checkpoint` {path} is of no known kind; it must be a .npz file, a"
-      " .safetensors file or directory, or an Orbax directory"
+    f"`--checkpoint` {path} is of no known kind; it must be a .npz file, a"
+    " .safetensors file or directory, or an Orbax directory"
   )
 
 
 def check_leaf(
-    path: pathlib.Path,
-    name: str,
-    shape: collections.abc.Sequence[int],
-    taken: collections.abc.Container[str],
+  path: pathlib.Path,
+  name: str,
+  shape: collections.abc.Sequence[int],
+  taken: collections.abc.Container[str],
 ) -> None:
   """Refuses names and shapes that no weight has.
 
@@ -135,15 +137,15 @@ def check_leaf(
   """
   if len(name) > _LONGEST_NAME or not _NAME.fullmatch(name):
     raise ValueError(
-        f"`--checkpoint` {path} has an array named {name[:80]!r}; names are"
-        " dotted paths of letters, digits, _ and -"
+      f"`--checkpoint` {path} has an array named {name[:80]!r}; names are"
+      " dotted paths of letters, digits, _ and -"
     )
   if name in taken:
     raise ValueError(f"`--checkpoint` {path} has `{name}` twice")
   if math.prod(shape) == 0:
     raise ValueError(
-        f"`--checkpoint` {path}: `{name}` has shape {list(shape)}, which holds"
-        " nothing"
+      f"`--checkpoint` {path}: `{name}` has shape {list(shape)}, which holds"
+      " nothing"
     )
 
 
@@ -163,7 +165,7 @@ def check_size(path: pathlib.Path, needed: int, there: int) -> None:
   """
   if needed > max(64 << 20, 64 * there):
     raise ValueError(
-        f"`--checkpoint` {path} holds {there} bytes and claims to unpack to"
-        f" {needed}; weights do not compress like that, so it is refused. Save"
-        " it uncompressed if it is right"
+      f"`--checkpoint` {path} holds {there} bytes and claims to unpack to"
+      f" {needed}; weights do not compress like that, so it is refused. Save"
+      " it uncompressed if it is right"
     )

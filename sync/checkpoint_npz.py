@@ -18,12 +18,12 @@ from laneweave.sync import checkpoint
 
 # What damaged or hostile archives raise, in zipfile, zlib and NumPy.
 _DAMAGE = (
-    zipfile.BadZipFile,
-    zlib.error,
-    EOFError,
-    ValueError,
-    NotImplementedError,
-    RuntimeError,  # An encrypted member.
+  zipfile.BadZipFile,
+  zlib.error,
+  EOFError,
+  ValueError,
+  NotImplementedError,
+  RuntimeError,  # An encrypted member.
 )
 _SUFFIX = ".npy"
 
@@ -46,7 +46,7 @@ class NpzCheckpoint(checkpoint.Checkpoint):
     self._archive = archive
     members = archive.infolist()
     checkpoint.check_size(
-        path, sum(m.file_size for m in members), path.stat().st_size
+      path, sum(m.file_size for m in members), path.stat().st_size
     )
     for member in members:
       name = member.filename.removesuffix(_SUFFIX)
@@ -57,20 +57,20 @@ class NpzCheckpoint(checkpoint.Checkpoint):
   def _header(self, member: zipfile.ZipInfo) -> jax.ShapeDtypeStruct:
     """Shape and dtype of one member."""
     if not member.filename.endswith(_SUFFIX) or member.compress_type not in (
-        zipfile.ZIP_STORED,
-        zipfile.ZIP_DEFLATED,
+      zipfile.ZIP_STORED,
+      zipfile.ZIP_DEFLATED,
     ):
       raise ValueError(
-          f"`--checkpoint` {self.path} is an archive with"
-          f" {member.filename[:80]!r} in it, which is no .npy file as `np.savez`"
-          " writes it"
+        f"`--checkpoint` {self.path} is an archive with"
+        f" {member.filename[:80]!r} in it, which is no .npy file as `np.savez`"
+        " writes it"
       )
     try:
       with self._archive.open(member) as file:
         version = np.lib.format.read_magic(file)
         read = {
-            (1, 0): np.lib.format.read_array_header_1_0,
-            (2, 0): np.lib.format.read_array_header_2_0,
+          (1, 0): np.lib.format.read_array_header_1_0,
+          (2, 0): np.lib.format.read_array_header_2_0,
         }[version]
         shape, _, dtype = read(file)
         body = member.file_size - file.tell()
@@ -80,8 +80,8 @@ class NpzCheckpoint(checkpoint.Checkpoint):
     spec = jax.ShapeDtypeStruct(shape, dtype)
     if spec.size * dtype.itemsize != body:
       raise self._damaged(
-          member.filename,
-          f"{dtype.name}{list(shape)} does not fill its {body} bytes",
+        member.filename,
+        f"{dtype.name}{list(shape)} does not fill its {body} bytes",
       )
     return spec
 
@@ -91,16 +91,16 @@ class NpzCheckpoint(checkpoint.Checkpoint):
       return np.dtype(ml_dtypes.bfloat16)
     if dtype.hasobject or dtype.kind not in "biufc":
       raise ValueError(
-          f"`--checkpoint` {self.path}: {filename!r} has dtype {dtype}, from"
-          " which no numbers can be read back; save it as float32 or bfloat16,"
-          " or as .safetensors, which keeps every dtype"
+        f"`--checkpoint` {self.path}: {filename!r} has dtype {dtype}, from"
+        " which no numbers can be read back; save it as float32 or bfloat16,"
+        " or as .safetensors, which keeps every dtype"
       )
     return dtype.newbyteorder("=")
 
   def _damaged(self, filename: str, error) -> ValueError:
     detail = " ".join(str(error).split())[:200]
     return ValueError(
-        f"`--checkpoint` {self.path} is damaged: {filename!r}: {detail}"
+      f"`--checkpoint` {self.path} is damaged: {filename!r}: {detail}"
     )
 
   def read(self, name: str) -> np.ndarray:
@@ -138,7 +138,7 @@ def open_file(path: pathlib.Path) -> NpzCheckpoint:
   except _DAMAGE as error:
     detail = " ".join(str(error).split())
     raise ValueError(
-        f"`--checkpoint` {path} is no .npz file, or a truncated one: {detail}"
+      f"`--checkpoint` {path} is no .npz file, or a truncated one: {detail}"
     ) from None
   try:
     return NpzCheckpoint(path, archive)

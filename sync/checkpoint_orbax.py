@@ -58,16 +58,16 @@ class OrbaxCheckpoint(checkpoint.Checkpoint):
     for key in reversed(self._keys[name]):
       if not isinstance(key, jax.tree_util.DictKey):
         raise ValueError(
-            f"`--checkpoint` {self.path}: `{name}` lies in a list, where no"
-            " weights are expected"
+          f"`--checkpoint` {self.path}: `{name}` lies in a list, where no"
+          " weights are expected"
         )
       wanted, item = {key.key: wanted}, {key.key: item}
     try:
       tree = self._checkpointer.restore(
-          self.path.absolute(),
-          args=ocp.args.PyTreeRestore(
-              item=item, restore_args=wanted, partial_restore=True
-          ),
+        self.path.absolute(),
+        args=ocp.args.PyTreeRestore(
+          item=item, restore_args=wanted, partial_restore=True
+        ),
       )
     except (ValueError, KeyError, OSError) as error:
       raise _damaged(self.path, f"`{name}`: {error}") from None
@@ -121,8 +121,8 @@ def open_directory(path: pathlib.Path) -> OrbaxCheckpoint:
     import orbax.checkpoint as ocp
   except ImportError as error:
     raise RuntimeError(
-        f"`--checkpoint` {path} is an Orbax directory, and Orbax cannot be"
-        f" imported ({error}); install laneweave[checkpoint]"
+      f"`--checkpoint` {path} is an Orbax directory, and Orbax cannot be"
+      f" imported ({error}); install laneweave[checkpoint]"
     ) from None
   checkpointer = ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
   try:
@@ -130,11 +130,11 @@ def open_directory(path: pathlib.Path) -> OrbaxCheckpoint:
       metadata = checkpointer.metadata(path.absolute())
       tree = metadata.item_metadata.tree
     except (
-        ValueError,
-        KeyError,
-        TypeError,
-        AttributeError,
-        OSError,
+      ValueError,
+      KeyError,
+      TypeError,
+      AttributeError,
+      OSError,
     ) as error:
       raise _damaged(path, error) from None
     level = next((k for k in _WEIGHTS if k in tree), None)

@@ -7,8 +7,7 @@ import pathlib
 
 from absl import flags
 
-from laneweave.sync import meshes
-from laneweave.sync import sharding_rules
+from laneweave.sync import meshes, sharding_rules
 
 ROLES = ("both", "trainer", "rollout")
 TRANSPORTS = ("auto", "raiden", "local")
@@ -27,136 +26,136 @@ _LARGEST_PORT = 65535
 _MOST_STREAMS = 256
 
 _CHECKPOINT = flags.DEFINE_string(
-    "checkpoint",
-    None,
-    "Trainer's weights: a .npz file, a .safetensors file or directory, or an"
-    " Orbax directory, by dotted MaxText names. Default: the small Qwen3-MoE"
-    " checkpoint that comes with laneweave.",
+  "checkpoint",
+  None,
+  "Trainer's weights: a .npz file, a .safetensors file or directory, or an"
+  " Orbax directory, by dotted MaxText names. Default: the small Qwen3-MoE"
+  " checkpoint that comes with laneweave.",
 )
 _MAXTEXT_CONFIG = flags.DEFINE_string(
-    "maxtext_config",
-    None,
-    "JSON or YAML file of MaxText's field names that describes the trainer."
-    " Default: X.config.json beside a checkpoint X.trainer.npz, X.npz,"
-    " X.safetensors or X/.",
+  "maxtext_config",
+  None,
+  "JSON or YAML file of MaxText's field names that describes the trainer."
+  " Default: X.config.json beside a checkpoint X.trainer.npz, X.npz,"
+  " X.safetensors or X/.",
 )
 _TRAINER_MESH = flags.DEFINE_string(
-    "trainer_mesh",
-    "fsdp=4",
-    "Mesh of the trainer as axis=size,..., sizes in devices. Without an"
-    " accelerator the devices are virtual CPU devices.",
+  "trainer_mesh",
+  "fsdp=4",
+  "Mesh of the trainer as axis=size,..., sizes in devices. Without an"
+  " accelerator the devices are virtual CPU devices.",
 )
 _ROLLOUT_MESH = flags.DEFINE_string(
-    "rollout_mesh",
-    "fsdp=2,tp=2",
-    "Mesh of the rollout as axis=size,..., sizes in devices.",
+  "rollout_mesh",
+  "fsdp=2,tp=2",
+  "Mesh of the rollout as axis=size,..., sizes in devices.",
 )
 _SHARDING_RULES = flags.DEFINE_string(
-    "sharding_rules",
-    "",
-    "Changes to how logical axes are sharded over mesh axes, as"
-    " [trainer:|rollout:]logical=mesh[+mesh],...;... Example:"
-    " trainer:embed=fsdp;rollout:mlp=tp,vocab= (nothing after = : not"
-    " sharded). Logical axes are MaxText's; embed and mlp stand for their"
-    " families (embed_moe, mlp_moe, ...); * takes mesh axes that no other rule"
-    " used. Defaults, both sides: embed=fsdp, mlp/heads/q_heads/kv_heads/"
-    "vocab=tp (or tensor, model), exp=ep (or expert); trainer also *=fsdp. A"
-    " mesh axis that does not divide an array's axis is left out there.",
+  "sharding_rules",
+  "",
+  "Changes to how logical axes are sharded over mesh axes, as"
+  " [trainer:|rollout:]logical=mesh[+mesh],...;... Example:"
+  " trainer:embed=fsdp;rollout:mlp=tp,vocab= (nothing after = : not"
+  " sharded). Logical axes are MaxText's; embed and mlp stand for their"
+  " families (embed_moe, mlp_moe, ...); * takes mesh axes that no other rule"
+  " used. Defaults, both sides: embed=fsdp, mlp/heads/q_heads/kv_heads/"
+  "vocab=tp (or tensor, model), exp=ep (or expert); trainer also *=fsdp. A"
+  " mesh axis that does not divide an array's axis is left out there.",
 )
 _MOE_LANE_SIZE = flags.DEFINE_integer(
-    "moe_lane_size",
-    None,
-    "How gate and up are joined, in lanes: 0, gate then up in each shard, or"
-    " 128, alternating in chunks of 128 lanes. Default: the configuration's"
-    " value, else 0.",
+  "moe_lane_size",
+  None,
+  "How gate and up are joined, in lanes: 0, gate then up in each shard, or"
+  " 128, alternating in chunks of 128 lanes. Default: the configuration's"
+  " value, else 0.",
 )
 _WEIGHT_DTYPE = flags.DEFINE_string(
-    "weight_dtype", "bfloat16", "dtype of the rollout's weights."
+  "weight_dtype", "bfloat16", "dtype of the rollout's weights."
 )
 _ROLLOUT_BACKEND = flags.DEFINE_enum(
-    "rollout_backend",
-    "maxtext",
-    ROLLOUT_BACKENDS,
-    "Whose names and layouts the rollout has.",
+  "rollout_backend",
+  "maxtext",
+  ROLLOUT_BACKENDS,
+  "Whose names and layouts the rollout has.",
 )
 _TRANSPORT = flags.DEFINE_enum(
-    "transport",
-    "auto",
-    TRANSPORTS,
-    "How weights travel. raiden: over the network, between two processes."
-    " local: one process, jax.device_put across the two meshes, for machines"
-    " where Raiden cannot be installed. auto: raiden, an error without it.",
+  "transport",
+  "auto",
+  TRANSPORTS,
+  "How weights travel. raiden: over the network, between two processes."
+  " local: one process, jax.device_put across the two meshes, for machines"
+  " where Raiden cannot be installed. auto: raiden, an error without it.",
 )
 _KERNEL_BACKEND = flags.DEFINE_enum(
-    "kernel_backend",
-    "auto",
-    KERNEL_BACKENDS,
-    "What runs the kernels. mosaic: Pallas on TPU. interpret: the same Pallas"
-    " kernels on CPU, slow. xla: plain XLA code. auto: mosaic on TPU, xla"
-    " elsewhere.",
+  "kernel_backend",
+  "auto",
+  KERNEL_BACKENDS,
+  "What runs the kernels. mosaic: Pallas on TPU. interpret: the same Pallas"
+  " kernels on CPU, slow. xla: plain XLA code. auto: mosaic on TPU, xla"
+  " elsewhere.",
 )
 _ROUNDS = flags.DEFINE_integer(
-    "rounds",
-    3,
-    "Number of rounds. Round 1 moves the checkpoint as it is; in each later"
-    " one the weights have changed.",
+  "rounds",
+  3,
+  "Number of rounds. Round 1 moves the checkpoint as it is; in each later"
+  " one the weights have changed.",
 )
 _VERIFY = flags.DEFINE_enum(
-    "verify",
-    "reference",
-    VERIFY,
-    "fingerprint: the rollout checks the fingerprint of every tensor in every"
-    " round before it publishes. reference: the same, and the last round is"
-    " also compared bit for bit with a conversion in NumPy. off: nothing is"
-    " checked, and the report says so.",
+  "verify",
+  "reference",
+  VERIFY,
+  "fingerprint: the rollout checks the fingerprint of every tensor in every"
+  " round before it publishes. reference: the same, and the last round is"
+  " also compared bit for bit with a conversion in NumPy. off: nothing is"
+  " checked, and the report says so.",
 )
 _ROLE = flags.DEFINE_enum(
-    "role",
-    "both",
-    ROLES,
-    "both: starts a trainer and a rollout process and waits for them. trainer"
-    " and rollout: one of the two, to be started in two shells or on two hosts"
-    " with otherwise equal flags.",
+  "role",
+  "both",
+  ROLES,
+  "both: starts a trainer and a rollout process and waits for them. trainer"
+  " and rollout: one of the two, to be started in two shells or on two hosts"
+  " with otherwise equal flags.",
 )
 _CONTROLLER_ADDRESS = flags.DEFINE_string(
-    "controller_address",
-    None,
-    "host:port of the trainer's control service: where the rollout finds it,"
-    " and the port the trainer listens on (0: any free port, printed)."
-    f" Default: 127.0.0.1:{DEFAULT_PORT} for the roles trainer and rollout, a"
-    " free port for both.",
+  "controller_address",
+  None,
+  "host:port of the trainer's control service: where the rollout finds it,"
+  " and the port the trainer listens on (0: any free port, printed)."
+  f" Default: 127.0.0.1:{DEFAULT_PORT} for the roles trainer and rollout, a"
+  " free port for both.",
 )
 _BIND_IP = flags.DEFINE_string(
-    "bind_ip",
-    "127.0.0.1",
-    "IP address that the control service and Raiden are told to listen on."
-    " Raiden's data ports listen on every interface all the same.",
+  "bind_ip",
+  "127.0.0.1",
+  "IP address that the control service and Raiden are told to listen on."
+  " Raiden's data ports listen on every interface all the same.",
 )
 _PARALLELISM = flags.DEFINE_integer(
-    "parallelism",
-    8,
-    "Number of network streams of Raiden; reported as `streams`. Loopback"
-    " needs few, a data-center link 8 to 16.",
+  "parallelism",
+  8,
+  "Number of network streams of Raiden; reported as `streams`. Loopback"
+  " needs few, a data-center link 8 to 16.",
 )
 _REPORT = flags.DEFINE_string(
-    "report", None, "JSON file for the full report. Default: none is written."
+  "report", None, "JSON file for the full report. Default: none is written."
 )
 _WEIGHT_SYNC_DEBUG = flags.DEFINE_boolean(
-    "weight_sync_debug",
-    False,
-    "Wait for each source parameter after its conversion, and name the one"
-    " that failed. Slow.",
+  "weight_sync_debug",
+  False,
+  "Wait for each source parameter after its conversion, and name the one"
+  " that failed. Slow.",
 )
 _TIMEOUT_S = flags.DEFINE_float(
-    "timeout_s",
-    300.0,
-    "Seconds that a side waits for the other before the round fails.",
+  "timeout_s",
+  300.0,
+  "Seconds that a side waits for the other before the round fails.",
 )
 _EVENT_FD = flags.DEFINE_integer(
-    "event_fd",
-    -1,
-    "File descriptor for progress events, set by --role=both for the processes"
-    " it starts. -1: none.",
+  "event_fd",
+  -1,
+  "File descriptor for progress events, set by --role=both for the processes"
+  " it starts. -1: none.",
 )
 
 
@@ -200,8 +199,8 @@ def read(arguments: collections.abc.Sequence[str]) -> Options:
   """
   if len(arguments) > 1:
     raise ValueError(
-        f"unexpected argument {arguments[1]!r}; every setting is a flag, see"
-        " --help"
+      f"unexpected argument {arguments[1]!r}; every setting is a flag, see"
+      " --help"
     )
   _in_range("rounds", _ROUNDS.value, 1, 1 << 30)
   _in_range("parallelism", _PARALLELISM.value, 1, _MOST_STREAMS)
@@ -210,14 +209,14 @@ def read(arguments: collections.abc.Sequence[str]) -> Options:
     raise ValueError(f"`--moe_lane_size` {_MOE_LANE_SIZE.value}: 0 or 128")
   if _ROLE.value != "both" and _TRANSPORT.value == "local":
     raise ValueError(
-        f"`--transport=local` is one process and `--role={_ROLE.value}` one of"
-        " two; use --role=both"
+      f"`--transport=local` is one process and `--role={_ROLE.value}` one of"
+      " two; use --role=both"
     )
   try:
     ipaddress.ip_address(_BIND_IP.value)
   except ValueError:
     raise ValueError(
-        f"`--bind_ip` {_BIND_IP.value!r} is not an IP address"
+      f"`--bind_ip` {_BIND_IP.value!r} is not an IP address"
     ) from None
   for flag in (_CHECKPOINT, _MAXTEXT_CONFIG, _REPORT):
     if flag.value == "" or "\0" in (flag.value or ""):
@@ -225,29 +224,29 @@ def read(arguments: collections.abc.Sequence[str]) -> Options:
   trainer_mesh = meshes.parse(_TRAINER_MESH.value, "trainer_mesh")
   rollout_mesh = meshes.parse(_ROLLOUT_MESH.value, "rollout_mesh")
   return Options(
-      checkpoint=_path(_CHECKPOINT.value) or BUNDLED,
-      maxtext_config=_path(_MAXTEXT_CONFIG.value),
-      trainer_mesh=trainer_mesh,
-      rollout_mesh=rollout_mesh,
-      rules=sharding_rules.parse(
-          _SHARDING_RULES.value,
-          {"trainer": trainer_mesh, "rollout": rollout_mesh},
-      ),
-      moe_lane_size=_MOE_LANE_SIZE.value,
-      weight_dtype=_WEIGHT_DTYPE.value,
-      rollout_backend=_ROLLOUT_BACKEND.value,
-      transport=_TRANSPORT.value,
-      kernel_backend=_KERNEL_BACKEND.value,
-      rounds=_ROUNDS.value,
-      verify=_VERIFY.value,
-      role=_ROLE.value,
-      controller_address=_address(_CONTROLLER_ADDRESS.value, _ROLE.value),
-      bind_ip=_BIND_IP.value,
-      parallelism=_PARALLELISM.value,
-      report=_path(_REPORT.value),
-      weight_sync_debug=_WEIGHT_SYNC_DEBUG.value,
-      timeout_s=_TIMEOUT_S.value,
-      event_fd=_EVENT_FD.value,
+    checkpoint=_path(_CHECKPOINT.value) or BUNDLED,
+    maxtext_config=_path(_MAXTEXT_CONFIG.value),
+    trainer_mesh=trainer_mesh,
+    rollout_mesh=rollout_mesh,
+    rules=sharding_rules.parse(
+      _SHARDING_RULES.value,
+      {"trainer": trainer_mesh, "rollout": rollout_mesh},
+    ),
+    moe_lane_size=_MOE_LANE_SIZE.value,
+    weight_dtype=_WEIGHT_DTYPE.value,
+    rollout_backend=_ROLLOUT_BACKEND.value,
+    transport=_TRANSPORT.value,
+    kernel_backend=_KERNEL_BACKEND.value,
+    rounds=_ROUNDS.value,
+    verify=_VERIFY.value,
+    role=_ROLE.value,
+    controller_address=_address(_CONTROLLER_ADDRESS.value, _ROLE.value),
+    bind_ip=_BIND_IP.value,
+    parallelism=_PARALLELISM.value,
+    report=_path(_REPORT.value),
+    weight_sync_debug=_WEIGHT_SYNC_DEBUG.value,
+    timeout_s=_TIMEOUT_S.value,
+    event_fd=_EVENT_FD.value,
   )
 
 
@@ -270,13 +269,13 @@ def _address(text: str | None, role: str) -> str | None:
   good = port.isdecimal() and len(port) <= 5 and int(port) <= _LARGEST_PORT
   if not colon or not host or not good:
     raise ValueError(
-        f"`--controller_address` {text!r} is not host:port, such as"
-        f" 127.0.0.1:{DEFAULT_PORT}"
+      f"`--controller_address` {text!r} is not host:port, such as"
+      f" 127.0.0.1:{DEFAULT_PORT}"
     )
   if role == "rollout" and int(port) == 0:
     raise ValueError(
-        f"`--controller_address` {text!r}: the rollout needs the port that the"
-        " trainer printed"
+      f"`--controller_address` {text!r}: the rollout needs the port that the"
+      " trainer printed"
     )
   return text
 
@@ -288,6 +287,8 @@ def describe() -> str:
   for flag in sorted(module_flags, key=lambda f: f.name):
     default = "" if flag.default is None else f" (default: {flag.default})"
     lines.append(
-        flags.text_wrap(f"--{flag.name}: {flag.help}{default}", 78, "      ", "  ")
+      flags.text_wrap(
+        f"--{flag.name}: {flag.help}{default}", 78, "      ", "  "
+      )
     )
   return "\n".join(lines)

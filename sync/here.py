@@ -7,11 +7,7 @@ import time
 
 import jax
 
-from laneweave.sync import display
-from laneweave.sync import job
-from laneweave.sync import links
-from laneweave.sync import meshes
-from laneweave.sync import progress
+from laneweave.sync import display, job, links, meshes, progress
 from laneweave.sync.flags import Options
 
 _POLL_S = 0.1
@@ -19,10 +15,10 @@ _NOTICE_S = 5.0  # Seconds that a side gets to notice that the other failed.
 
 
 def run(
-    sides: collections.abc.Sequence[str],
-    options: Options,
-    board: display.Board,
-    state: progress.Run,
+  sides: collections.abc.Sequence[str],
+  options: Options,
+  board: display.Board,
+  state: progress.Run,
 ) -> bool:
   """Runs one or both sides to their end.
 
@@ -39,20 +35,20 @@ def run(
     end without waiting for it.
   """
   sizes = {
-      "trainer": options.trainer_mesh.size,
-      "rollout": options.rollout_mesh.size,
+    "trainer": options.trainer_mesh.size,
+    "rollout": options.rollout_mesh.size,
   }
-  meshes.force_host_devices(sum(sizes[side] for side in sides))
+  meshes.prepare_platform(sum(sizes[side] for side in sides))
   events: queue.Queue[progress.Event] = queue.Queue()
   made = {side: links.QueueLink(side, events) for side in sides}
   threads = {}
   first = 0
   for side in sides:
     threads[side] = threading.Thread(
-        target=job.run,
-        args=(side, options, made[side], _devices(first, sizes[side])),
-        name=side,
-        daemon=True,
+      target=job.run,
+      args=(side, options, made[side], _devices(first, sizes[side])),
+      name=side,
+      daemon=True,
     )
     first += sizes[side]
   for thread in threads.values():

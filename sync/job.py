@@ -7,19 +7,20 @@ import traceback
 import jax
 import numpy as np
 
-from laneweave.sync import flags
-from laneweave.sync import job_setup
+from laneweave.sync import (
+  flags,
+  job_setup,
+  memory,
+  progress,
+  reference,
+  round_weights,
+  session,
+)
 from laneweave.sync import manifest as manifest_lib
-from laneweave.sync import memory
-from laneweave.sync import progress
-from laneweave.sync import reference
-from laneweave.sync import round_weights
-from laneweave.sync import session
 from laneweave.sync.job_setup import InputError, Setup, blames_input
-from laneweave.sync.transport import base
-from laneweave.sync.transport import create
+from laneweave.sync.transport import base, create
 
-Devices = collections.abc.Callable[[], list[jax.Device]]
+type Devices = collections.abc.Callable[[], list[jax.Device]]
 
 
 class JobError(RuntimeError):
@@ -30,7 +31,7 @@ _LONGEST_ERROR = 2000  # Characters.
 
 
 def run(
-    side: str, options: flags.Options, link: progress.Link, devices: Devices
+  side: str, options: flags.Options, link: progress.Link, devices: Devices
 ) -> bool:
   """Runs one side and tells the link how it ended.
 
@@ -55,16 +56,16 @@ def run(
       traceback.print_exc()
     text = " ".join(str(error).split()) or type(error).__name__
     link.emit(
-        "failed",
-        error=text[:_LONGEST_ERROR],
-        is_input=is_input,
-        peak_rss_bytes=memory.peak_rss_bytes(),
+      "failed",
+      error=text[:_LONGEST_ERROR],
+      is_input=is_input,
+      peak_rss_bytes=memory.peak_rss_bytes(),
     )
     return False
   link.emit(
-      "done",
-      serving_version=version,
-      peak_rss_bytes=memory.peak_rss_bytes(),
+    "done",
+    serving_version=version,
+    peak_rss_bytes=memory.peak_rss_bytes(),
   )
   return True
 
@@ -80,17 +81,17 @@ def _trainer(setup: Setup, link: progress.Link, devices: Devices) -> int:
   address = options.controller_address or ":0"
   with blames_input():
     sync = session.TrainerSync(
-        setup.cfg,
-        transport=options.transport,
-        parallelism=options.parallelism,
-        bind_ip=options.bind_ip,
-        control_port=int(address.rpartition(":")[2]),
-        verify=_verify_mode(options),
+      setup.cfg,
+      transport=options.transport,
+      parallelism=options.parallelism,
+      bind_ip=options.bind_ip,
+      control_port=int(address.rpartition(":")[2]),
+      verify=_verify_mode(options),
     )
   with contextlib.closing(sync):
     with blames_input():
       mesh = options.trainer_mesh.build(devices(), "trainer_mesh")
-    link.emit("plan", transport=sync.transport, **setup.summary())
+    _tell_plan(link, setup, mesh, options.trainer_mesh, sync.transport)
     link.emit("listening", address=sync.control_address)
     arrays = setup.place(mesh)
     for number in range(1, options.rounds + 1):
@@ -105,6 +106,18 @@ def _trainer(setup: Setup, link: progress.Link, devices: Devices) -> int:
   return options.rounds
 
 
+def _tell_plan(link, setup, mesh, spec, transport) -> None:
+  """Tells where this side runs and what it is going to do."""
+  device = mesh.devices.flat[0]
+  link.emit(
+    "plan",
+    mesh=str(spec),
+    platform=f"{device.platform} ({device.device_kind})",
+    transport=transport,
+    **setup.summary(),
+  )
+
+
 def _end_round(link, number, outcome, timings) -> None:
   """Tells how a round ended; raises unless every rollout published it."""
   seconds = dict(timings)
@@ -116,18 +129,18 @@ def _end_round(link, number, outcome, timings) -> None:
     if told.reason:
       reasons.append(f"rollout {replica}: {told.reason}")
   link.emit(
-      "round",
-      round=number,
-      version=outcome.version,
-      outcome=outcome.outcome,
-      seconds=seconds,
-      mismatched=sorted(mismatched),
-      reason="; ".join(reasons),
+    "round",
+    round=number,
+    version=outcome.version,
+    outcome=outcome.outcome,
+    seconds=seconds,
+    mismatched=sorted(mismatched),
+    reason="; ".join(reasons),
   )
   if outcome.outcome != session.PUBLISHED:
     raise JobError(
-        f"round {number} is {outcome.outcome}"
-        + (f": {'; '.join(reasons)}" if reasons else "")
+      f"round {number} is {outcome.outcome}"
+      + (f": {'; '.join(reasons)}" if reasons else "")
     )
 
 
@@ -144,16 +157,16 @@ def _rollout(setup: Setup, link: progress.Link, devices: Devices) -> int | None:
     address = link.address(options.timeout_s)
   with blames_input():
     sync = session.RolloutSync(
-        target,
-        cfg=setup.cfg,
-        control_address=address,
-        transport=options.transport,
-        parallelism=options.parallelism,
-        bind_ip=options.bind_ip,
-        verify=_verify_mode(options),
+      target,
+      cfg=setup.cfg,
+      control_address=address,
+      transport=options.transport,
+      parallelism=options.parallelism,
+      bind_ip=options.bind_ip,
+      verify=_verify_mode(options),
     )
   with contextlib.closing(sync):
-    link.emit("plan", transport=sync.transport, **setup.summary())
+    _tell_plan(link, setup, mesh, options.rollout_mesh, sync.transport)
     sync.join(options.timeout_s)
     number = 0
     while (manifest := sync.next_round(options.timeout_s)) is not None:
@@ -161,8 +174,8 @@ def _rollout(setup: Setup, link: progress.Link, devices: Devices) -> int | None:
       _receive(sync, manifest, options, link)
     if number != options.rounds:
       raise JobError(
-          f"the trainer ended after round {number} of {options.rounds}; both"
-          " sides need the same `--rounds`"
+        f"the trainer ended after round {number} of {options.rounds}; both"
+        " sides need the same `--rounds`"
       )
     if options.verify == "reference":
       _compare(setup, sync.serving, number, link)
@@ -182,8 +195,8 @@ def _receive(sync, manifest, options, link) -> None:
     mismatched = sync.verify()
     if mismatched:
       raise JobError(
-          f"round {number}: {len(mismatched)} tensors are not what was sent,"
-          f" first `{mismatched[0]}`"
+        f"round {number}: {len(mismatched)} tensors are not what was sent,"
+        f" first `{mismatched[0]}`"
       )
     link.emit("phase", round=number, phase="publish")
     sync.publish()
@@ -195,14 +208,14 @@ def _receive(sync, manifest, options, link) -> None:
   finally:
     served = sync.serving_version
     link.emit(
-        "round",
-        round=number,
-        version=number,
-        outcome=session.PUBLISHED if served == number else session.ABORTED,
-        seconds=dict(sync.timings),
-        mismatched=list(mismatched),
-        reason=reason,
-        serving_version=served,
+      "round",
+      round=number,
+      version=number,
+      outcome=session.PUBLISHED if served == number else session.ABORTED,
+      seconds=dict(sync.timings),
+      mismatched=list(mismatched),
+      reason=reason,
+      serving_version=served,
     )
 
 
@@ -215,15 +228,15 @@ def _compare(setup: Setup, serving, number: int, link: progress.Link) -> None:
   expected = reference.convert_reference(weights, setup.cfg)
   del weights
   mismatched = [
-      name
-      for name in manifest_lib.sort_names(expected.keys() | serving.keys())
-      if not _same_bits(expected.get(name), serving.get(name))
+    name
+    for name in manifest_lib.sort_names(expected.keys() | serving.keys())
+    if not _same_bits(expected.get(name), serving.get(name))
   ]
   link.emit("reference", tensors=len(expected), mismatched=mismatched)
   if mismatched:
     raise JobError(
-        f"{len(mismatched)} tensors differ from the NumPy reference, first"
-        f" `{mismatched[0]}`"
+      f"{len(mismatched)} tensors differ from the NumPy reference, first"
+      f" `{mismatched[0]}`"
     )
 
 
@@ -233,7 +246,7 @@ def _same_bits(expected: np.ndarray | None, served: jax.Array | None) -> bool:
     return False
   found = np.asarray(served)
   return (
-      found.shape == expected.shape
-      and found.dtype == expected.dtype
-      and found.tobytes() == expected.tobytes()
+    found.shape == expected.shape
+    and found.dtype == expected.dtype
+    and found.tobytes() == expected.tobytes()
   )

@@ -9,14 +9,16 @@ import jax
 from jax.sharding import NamedSharding
 import numpy as np
 
-from laneweave.sync import checkpoint
-from laneweave.sync import flags
-from laneweave.sync import logical_axes
-from laneweave.sync import model_config
+from laneweave.sync import (
+  checkpoint,
+  flags,
+  logical_axes,
+  model_config,
+  sharding_rules,
+  shards,
+  tree,
+)
 from laneweave.sync import plan as plan_lib
-from laneweave.sync import sharding_rules
-from laneweave.sync import shards
-from laneweave.sync import tree
 from laneweave.sync.config import SyncConfig
 
 
@@ -60,25 +62,25 @@ class Setup:
   def place(self, mesh: jax.sharding.Mesh) -> dict[str, jax.Array]:
     """Reads the weights and puts them on the trainer's mesh, one by one."""
     return {
-        name: jax.block_until_ready(
-            jax.device_put(
-                self.read(name),
-                NamedSharding(mesh, shards.to_partition_spec(found.spec)),
-            )
+      name: jax.block_until_ready(
+        jax.device_put(
+          self.read(name),
+          NamedSharding(mesh, shards.to_partition_spec(found.spec)),
         )
-        for name, _, found in self._trainer_arrays()
+      )
+      for name, _, found in self._trainer_arrays()
     }
 
   def target(self, mesh: jax.sharding.Mesh) -> dict[str, Any]:
     """Shapes and shardings of the rollout's arrays on its mesh."""
     outputs = self.plan.outputs()
     return {
-        name: jax.ShapeDtypeStruct(
-            shape,
-            outputs[name].dtype,
-            sharding=NamedSharding(mesh, shards.to_partition_spec(found.spec)),
-        )
-        for name, shape, found in self._rollout_arrays()
+      name: jax.ShapeDtypeStruct(
+        shape,
+        outputs[name].dtype,
+        sharding=NamedSharding(mesh, shards.to_partition_spec(found.spec)),
+      )
+      for name, shape, found in self._rollout_arrays()
     }
 
   def _trainer_arrays(self):
@@ -105,23 +107,23 @@ class Setup:
     notes += _sharding_notes("rollout", self.options, self._rollout_arrays())
     if self.plan.dropped:
       notes.append(
-          f"{len(self.plan.dropped)} leaves are not weights and stay behind,"
-          " first `{}`: {}".format(*self.plan.dropped[0])
+        f"{len(self.plan.dropped)} leaves are not weights and stay behind,"
+        " first `{}`: {}".format(*self.plan.dropped[0])
       )
     return {
-        "tensors": len(outputs),
-        "bytes": self.plan.out_bytes,
-        "notes": notes,
-        "dropped": [list(pair) for pair in self.plan.dropped],
-        "leaves": [
-            {
-                "name": name,
-                "shape": list(shape),
-                "dtype": outputs[name].dtype.name,
-                "sharding": ["+".join(names) for names in found.spec],
-            }
-            for name, shape, found in self._rollout_arrays()
-        ],
+      "tensors": len(outputs),
+      "bytes": self.plan.out_bytes,
+      "notes": notes,
+      "dropped": [list(pair) for pair in self.plan.dropped],
+      "leaves": [
+        {
+          "name": name,
+          "shape": list(shape),
+          "dtype": outputs[name].dtype.name,
+          "sharding": ["+".join(names) for names in found.spec],
+        }
+        for name, shape, found in self._rollout_arrays()
+      ],
     }
 
 
@@ -135,16 +137,16 @@ def _sharding_notes(side, options, arrays) -> list[str]:
     for pair in found.skipped:
       skipped.setdefault(pair, []).append(f"`{name}` {list(shape)}")
   notes = [
-      f"{side}: mesh axis {axis}={rules.mesh.shape[axis]} does not divide the"
-      f" axis {logical} of {len(names)} arrays, which are whole along it there;"
-      f" first {names[0]}"
-      for (logical, axis), names in skipped.items()
+    f"{side}: mesh axis {axis}={rules.mesh.shape[axis]} does not divide the"
+    f" axis {logical} of {len(names)} arrays, which are whole along it there;"
+    f" first {names[0]}"
+    for (logical, axis), names in skipped.items()
   ]
   notes += [
-      f"{side}: mesh axis {axis}={size} splits no array, so that each is held"
-      " by all its devices; see --sharding_rules"
-      for axis, size in rules.mesh.axes
-      if axis not in used and size > 1
+    f"{side}: mesh axis {axis}={size} splits no array, so that each is held"
+    " by all its devices; see --sharding_rules"
+    for axis, size in rules.mesh.axes
+    if axis not in used and size > 1
   ]
   return notes
 
@@ -176,20 +178,20 @@ def _set_up(options, opened) -> Setup:
   originals = dict(zip(flat, opened.shapes, strict=True))
   fields = model_config.load(options.maxtext_config, options.checkpoint)
   cfg, remarks = model_config.derive(
-      fields,
-      flat,
-      options.rules["rollout"],
-      moe_lane_size=options.moe_lane_size,
-      weight_dtype=options.weight_dtype,
-      rollout_backend=options.rollout_backend,
-      kernel_backend=options.kernel_backend,
-      weight_sync_debug=options.weight_sync_debug,
+    fields,
+    flat,
+    options.rules["rollout"],
+    moe_lane_size=options.moe_lane_size,
+    weight_dtype=options.weight_dtype,
+    rollout_backend=options.rollout_backend,
+    kernel_backend=options.kernel_backend,
+    weight_sync_debug=options.weight_sync_debug,
   )
   return Setup(
-      options=options,
-      opened=opened,
-      originals=originals,
-      cfg=cfg,
-      plan=plan_lib.make_plan(flat, cfg),
-      remarks=remarks,
+    options=options,
+    opened=opened,
+    originals=originals,
+    cfg=cfg,
+    plan=plan_lib.make_plan(flat, cfg),
+    remarks=remarks,
   )

@@ -21,8 +21,7 @@ import threading
 import time
 from typing import Any
 
-from laneweave.sync import display
-from laneweave.sync import progress
+from laneweave.sync import display, progress
 from laneweave.sync.flags import ADDRESS_FROM_STDIN, Options
 
 _MODULE = "laneweave.sync.main"
@@ -39,11 +38,11 @@ class _Side:
   """One process."""
 
   def __init__(
-      self,
-      name: str,
-      arguments: collections.abc.Sequence[str],
-      log: pathlib.Path,
-      events: queue.Queue,
+    self,
+    name: str,
+    arguments: collections.abc.Sequence[str],
+    log: pathlib.Path,
+    events: queue.Queue,
   ):
     """Starts it.
 
@@ -61,20 +60,20 @@ class _Side:
     in_cwd = sys.path[0] in ("", os.getcwd())
     try:
       with log.open("wb") as output:
-        self.process = subprocess.Popen(  # noqa: S603
-            [
-                sys.executable,
-                *([] if in_cwd else ["-P"]),
-                "-m",
-                _MODULE,
-                *arguments,
-                f"--event_fd={write_fd}",
-            ],
-            stdin=subprocess.PIPE,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            pass_fds=(write_fd,),
-            start_new_session=True,
+        self.process = subprocess.Popen(
+          [
+            sys.executable,
+            *([] if in_cwd else ["-P"]),
+            "-m",
+            _MODULE,
+            *arguments,
+            f"--event_fd={write_fd}",
+          ],
+          stdin=subprocess.PIPE,
+          stdout=output,
+          stderr=subprocess.STDOUT,
+          pass_fds=(write_fd,),
+          start_new_session=True,
         )
     except BaseException:
       os.close(read_fd)
@@ -82,7 +81,7 @@ class _Side:
     finally:
       os.close(write_fd)
     self._reader = threading.Thread(
-        target=self._read, args=(read_fd, events), daemon=True
+      target=self._read, args=(read_fd, events), daemon=True
     )
     self._reader.start()
 
@@ -119,10 +118,10 @@ class _Side:
 
 
 def run(
-    options: Options,
-    arguments: collections.abc.Sequence[str],
-    board: display.Board,
-    state: progress.Run,
+  options: Options,
+  arguments: collections.abc.Sequence[str],
+  board: display.Board,
+  state: progress.Run,
 ) -> list[str]:
   """Runs both sides to their end.
 
@@ -137,22 +136,22 @@ def run(
   """
   events: queue.Queue[tuple[str, Any]] = queue.Queue()
   own = {
-      "trainer": [
-          f"--controller_address={options.controller_address}"
-          if options.controller_address
-          else f"--controller_address={options.bind_ip}:0"
-      ],
-      "rollout": [f"--controller_address={ADDRESS_FROM_STDIN}"],
+    "trainer": [
+      f"--controller_address={options.controller_address}"
+      if options.controller_address
+      else f"--controller_address={options.bind_ip}:0"
+    ],
+    "rollout": [f"--controller_address={ADDRESS_FROM_STDIN}"],
   }
   sides: dict[str, _Side] = {}
   with tempfile.TemporaryDirectory(prefix="laneweave-") as logs:
     try:
       for name in _SIDES:
         sides[name] = _Side(
-            name,
-            [*arguments, f"--role={name}", *own[name]],
-            pathlib.Path(logs) / name,
-            events,
+          name,
+          [*arguments, f"--role={name}", *own[name]],
+          pathlib.Path(logs) / name,
+          events,
         )
       _follow(sides, events, options, board, state)
       return _tails(sides, state)
@@ -173,9 +172,9 @@ def _follow(sides, events, options, board, state) -> None:
       return
     if now - heard > patience:
       state.fail(
-          "launcher",
-          f"nothing was heard of {' and '.join(sorted(open_sides))} for"
-          f" {patience:.0f} s",
+        "launcher",
+        f"nothing was heard of {' and '.join(sorted(open_sides))} for"
+        f" {patience:.0f} s",
       )
       return
     try:
@@ -204,7 +203,7 @@ def _ended(side: _Side, state: progress.Run) -> None:
   except subprocess.TimeoutExpired:
     return
   told = side.name in state.finished or any(
-      f.side == side.name for f in state.failures
+    f.side == side.name for f in state.failures
   )
   if code < 0:
     name = signal.Signals(-code).name

@@ -46,7 +46,7 @@ class PipeLink:
       return self._lines.get(timeout=timeout_s)
     except queue.Empty:
       raise TimeoutError(
-          f"the trainer did not start within {timeout_s:.0f} s"
+        f"the trainer did not start within {timeout_s:.0f} s"
       ) from None
 
 
@@ -78,5 +78,5 @@ class QueueLink:
       return self._address.get(timeout=timeout_s)
     except queue.Empty:
       raise TimeoutError(
-          f"the trainer did not start within {timeout_s:.0f} s"
+        f"the trainer did not start within {timeout_s:.0f} s"
       ) from None

@@ -12,12 +12,10 @@ import signal
 import sys
 from typing import Any, NoReturn, TextIO
 
-from absl import app
+from absl import app, logging
 from absl import flags as absl_flags
-from absl import logging
 
-from laneweave.sync import flags
-from laneweave.sync import report
+from laneweave.sync import flags, report
 
 _HELP = ("--help", "-help", "--helpshort", "-helpshort", "-h", "-?")
 
@@ -45,12 +43,10 @@ def _fail_input(error: Exception, out: TextIO) -> int:
 
 def _child(options: flags.Options) -> int:
   """One side, as the launcher started it."""
-  from laneweave.sync import job
-  from laneweave.sync import links
-  from laneweave.sync import meshes
+  from laneweave.sync import job, links, meshes
 
   mesh = getattr(options, f"{options.role}_mesh")
-  meshes.force_host_devices(mesh.size)
+  meshes.prepare_platform(mesh.size)
 
   def devices():
     import jax
@@ -63,8 +59,7 @@ def _child(options: flags.Options) -> int:
 
 def _run(options: flags.Options, arguments: list[str], out: TextIO) -> int:
   """The launcher, or sides in this process, with display and report."""
-  from laneweave.sync import display
-  from laneweave.sync import progress
+  from laneweave.sync import display, progress
 
   state = progress.Run()
   tails: list[str] = []
@@ -105,7 +100,7 @@ def _run(options: flags.Options, arguments: list[str], out: TextIO) -> int:
 
 
 def main(
-    argv: collections.abc.Sequence[str], arguments: list[str], out: TextIO
+  argv: collections.abc.Sequence[str], arguments: list[str], out: TextIO
 ) -> int:
   """Runs with parsed flags.
 
@@ -125,8 +120,11 @@ def main(
     return _fail_input(error, out)
   if options.event_fd >= 0:
     return _child(options)
-  signal.signal(signal.SIGTERM, _interrupt)
-  signal.signal(signal.SIGHUP, _interrupt)
+  if absl_flags.FLAGS["verbosity"].using_default_value:
+    logging.set_verbosity(logging.WARNING)  # The display tells of the rounds.
+  for number in (signal.SIGTERM, signal.SIGHUP):
+    if signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores SIGHUP.
+      signal.signal(number, _interrupt)
   return _run(options, arguments, out)
 
 

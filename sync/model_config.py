@@ -13,40 +13,39 @@ from typing import Any
 
 import jax
 
-from laneweave.sync import logical_axes
-from laneweave.sync import plan
+from laneweave.sync import logical_axes, plan
 from laneweave.sync.config import SyncConfig
 from laneweave.sync.sharding_rules import Rules
 
 # Fields without which a tree cannot be read; nothing in the tree gives them
 # away for certain, so none is guessed.
 _REQUIRED = (
-    "num_decoder_layers",
-    "scan_layers",
-    "param_scan_axis",
-    "inhomogeneous_layer_cycle_interval",
+  "num_decoder_layers",
+  "scan_layers",
+  "param_scan_axis",
+  "inhomogeneous_layer_cycle_interval",
 )
 # MaxText computes the first from the second, which is what its YAML files say.
 _INSTEAD = {"num_decoder_layers": "base_num_decoder_layers"}
 _OPTIONAL = (
-    "prefuse_moe_weights",
-    "padded_base_moe_mlp_dim",
-    "moe_mlp_tp_size",
-    "moe_lane_size",
-    "base_num_kv_heads",
-    "kv_tp_size",
-    "rollout_tensor_parallelism",
-    "keep_dtype",
+  "prefuse_moe_weights",
+  "padded_base_moe_mlp_dim",
+  "moe_mlp_tp_size",
+  "moe_lane_size",
+  "base_num_kv_heads",
+  "kv_tp_size",
+  "rollout_tensor_parallelism",
+  "keep_dtype",
 )
 # Fields of MaxText that resemble one of ours and are not it.
 _OTHERS = (
-    "num_kv_heads",
-    "base_moe_mlp_dim",
-    "base_mlp_dim",
-    "moe_mlp_dim",
-    "rollout_data_parallelism",
-    "rollout_expert_parallelism",
-    "first_num_dense_layers",
+  "num_kv_heads",
+  "base_moe_mlp_dim",
+  "base_mlp_dim",
+  "moe_mlp_dim",
+  "rollout_data_parallelism",
+  "rollout_expert_parallelism",
+  "first_num_dense_layers",
 )
 _LARGEST = 16 << 20  # Bytes of a configuration file.
 
@@ -65,7 +64,7 @@ def path_for(checkpoint: pathlib.Path) -> pathlib.Path:
   for suffix in (".npz", ".safetensors"):
     stem = stem.removesuffix(suffix)
   return checkpoint.absolute().with_name(
-      stem.removesuffix(".trainer") + ".config.json"
+    stem.removesuffix(".trainer") + ".config.json"
   )
 
 
@@ -87,20 +86,20 @@ def load(path: pathlib.Path | None, checkpoint: pathlib.Path) -> dict[str, Any]:
     path = path_for(checkpoint)
     if not path.is_file():
       raise ValueError(
-          f"`--maxtext_config` is not given and there is no {path.name} beside"
-          f" `--checkpoint` {checkpoint}; give a JSON or YAML file with at"
-          f" least {', '.join(_REQUIRED)}"
+        f"`--maxtext_config` is not given and there is no {path.name} beside"
+        f" `--checkpoint` {checkpoint}; give a JSON or YAML file with at"
+        f" least {', '.join(_REQUIRED)}"
       )
   try:
     if path.stat().st_size > _LARGEST:
       raise ValueError(
-          f"`--maxtext_config` {path} is larger than a configuration can be"
-          f" ({_LARGEST} bytes)"
+        f"`--maxtext_config` {path} is larger than a configuration can be"
+        f" ({_LARGEST} bytes)"
       )
     text = path.read_text(encoding="utf-8")
   except OSError as error:
     raise ValueError(
-        f"`--maxtext_config` {path} cannot be read: {error.strerror or error}"
+      f"`--maxtext_config` {path} cannot be read: {error.strerror or error}"
     ) from None
   except UnicodeDecodeError:
     raise ValueError(f"`--maxtext_config` {path} is not a text file") from None
@@ -124,15 +123,15 @@ def _parse(text: str, path: pathlib.Path) -> dict[str, Any]:
   except (ValueError, RecursionError) as error:
     detail = " ".join(str(error).split())[:200]
     raise ValueError(
-        f"`--maxtext_config` {path} is not"
-        f" {'JSON' if path.suffix == '.json' else 'YAML'}: {detail}"
+      f"`--maxtext_config` {path} is not"
+      f" {'JSON' if path.suffix == '.json' else 'YAML'}: {detail}"
     ) from None
   if not isinstance(fields, dict) or not all(
-      isinstance(name, str) for name in fields
+    isinstance(name, str) for name in fields
   ):
     raise ValueError(
-        f"`--maxtext_config` {path} must hold MaxText's fields by name, not a"
-        f" {type(fields).__name__}"
+      f"`--maxtext_config` {path} must hold MaxText's fields by name, not a"
+      f" {type(fields).__name__}"
     )
   return fields
 
@@ -152,8 +151,8 @@ def _check_names(fields: dict[str, Any], path: pathlib.Path) -> None:
       problems.append(f"has no `{name}`")
   if problems:
     raise ValueError(
-        f"`--maxtext_config` {path} {' and '.join(problems)}; it needs"
-        f" {', '.join(_REQUIRED)} as MaxText spells them"
+      f"`--maxtext_config` {path} {' and '.join(problems)}; it needs"
+      f" {', '.join(_REQUIRED)} as MaxText spells them"
     )
 
 
@@ -167,21 +166,21 @@ def _fields(fields: dict[str, Any]) -> dict[str, Any]:
   for name in ("scan_layers", "prefuse_moe_weights"):
     if not isinstance(found.get(name, False), bool):
       raise ValueError(
-          f"`--maxtext_config`: `{name}` is {found[name]!r}, not true or false"
+        f"`--maxtext_config`: `{name}` is {found[name]!r}, not true or false"
       )
   keep = found.get("keep_dtype", [])
   if not isinstance(keep, list) or not all(isinstance(k, str) for k in keep):
     raise ValueError(
-        f"`--maxtext_config`: `keep_dtype` is {keep!r}, not a list of patterns"
+      f"`--maxtext_config`: `keep_dtype` is {keep!r}, not a list of patterns"
     )
   return found
 
 
 def derive(
-    fields: dict[str, Any],
-    shapes: dict[str, jax.ShapeDtypeStruct],
-    rollout: Rules,
-    **overrides: Any,
+  fields: dict[str, Any],
+  shapes: dict[str, jax.ShapeDtypeStruct],
+  rollout: Rules,
+  **overrides: Any,
 ) -> tuple[SyncConfig, tuple[str, ...]]:
   """The configuration of a sync to a rollout's mesh.
 
@@ -205,10 +204,10 @@ def derive(
   cfg = SyncConfig(**values)
   # What the rollout's arrays are like but for shards and repeated heads.
   outputs = plan.make_plan(
-      shapes,
-      dataclasses.replace(
-          cfg, moe_mlp_tp_size=1, rollout_tensor_parallelism=-1, kv_tp_size=1
-      ),
+    shapes,
+    dataclasses.replace(
+      cfg, moe_mlp_tp_size=1, rollout_tensor_parallelism=-1, kv_tp_size=1
+    ),
   ).outputs()
   shards, remarks = cfg.resolved_moe_shards, []
   split = _parts("mlp_moe", outputs, rollout)
@@ -217,16 +216,16 @@ def derive(
       shards = split
     elif shards % split:
       raise ValueError(
-          f"`moe_mlp_tp_size` is {shards} in the configuration, but the rollout"
-          f" mesh {rollout.mesh} splits the experts' mlp axis in {split}, so"
-          " that a device would hold a part of a shard; let `moe_mlp_tp_size`"
-          " be a multiple, or change `--sharding_rules=rollout:mlp_moe=...`"
+        f"`moe_mlp_tp_size` is {shards} in the configuration, but the rollout"
+        f" mesh {rollout.mesh} splits the experts' mlp axis in {split}, so"
+        " that a device would hold a part of a shard; let `moe_mlp_tp_size`"
+        " be a multiple, or change `--sharding_rules=rollout:mlp_moe=...`"
       )
     elif shards != split:
       remarks.append(
-          f"`moe_mlp_tp_size` is {shards} in the configuration and the rollout"
-          f" mesh {rollout.mesh} splits the experts' mlp axis in {split}: each"
-          f" device holds {shards // split} shards, gate and up of each"
+        f"`moe_mlp_tp_size` is {shards} in the configuration and the rollout"
+        f" mesh {rollout.mesh} splits the experts' mlp axis in {split}: each"
+        f" device holds {shards // split} shards, gate and up of each"
       )
   kv = cfg.kv_tp_size
   if kv == 1:
@@ -236,7 +235,7 @@ def derive(
 
 
 def _parts(
-    axis: str, outputs: dict[str, jax.ShapeDtypeStruct], rollout: Rules
+  axis: str, outputs: dict[str, jax.ShapeDtypeStruct], rollout: Rules
 ) -> int | None:
   """Shards of a logical axis on the rollout; None where no array has it."""
   found: dict[int, str] = {}
@@ -247,8 +246,8 @@ def _parts(
   if len(found) > 1:
     listed = ", ".join(f"`{name}` in {n}" for n, name in found.items())
     raise ValueError(
-        f"`--sharding_rules` split the axis `{axis}` of the rollout"
-        f" differently: {listed}; every array must agree, so that one layout"
-        " serves all"
+      f"`--sharding_rules` split the axis `{axis}` of the rollout"
+      f" differently: {listed}; every array must agree, so that one layout"
+      " serves all"
     )
   return next(iter(found), None)

@@ -6,7 +6,7 @@ the report are made from it.
 
 | kind | from | fields |
 | --- | --- | --- |
-| plan | both | transport, tensors, bytes, notes, dropped, leaves |
+| plan | both | mesh, platform, transport, tensors, bytes, notes, dropped, leaves |
 | listening | trainer | address |
 | phase | both | round, phase |
 | round | both | round, version, outcome, seconds, mismatched, reason |
@@ -22,13 +22,13 @@ Event = dict[str, Any]
 
 # In the order in which they happen; then the time out of service.
 SECONDS = (
-    "convert",
-    "d2h",
-    "transfer",
-    "h2d",
-    "verify",
-    "publish",
-    "pause_s",
+  "convert",
+  "d2h",
+  "transfer",
+  "h2d",
+  "verify",
+  "publish",
+  "pause_s",
 )
 
 
@@ -44,6 +44,7 @@ class Link(Protocol):
     Raises:
       TimeoutError: it did not come in time.
     """
+    ...
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -92,6 +93,7 @@ class Run:
     rounds: Rounds by number.
     transport: Name of the transport, once known.
     address: Address of the control service, once known.
+    meshes: Mesh and platform by side.
     plan: Fields of the plan event.
     reference: Fields of the reference event; None without a comparison.
     peak_rss_bytes: Peak resident memory by side.
@@ -105,6 +107,7 @@ class Run:
     self.rounds: dict[int, Round] = {}
     self.transport: str | None = None
     self.address: str | None = None
+    self.meshes: dict[str, str] = {}
     self.plan: Event = {}
     self.reference: Event | None = None
     self.peak_rss_bytes: dict[str, int] = {}
@@ -122,6 +125,7 @@ class Run:
       case "plan":
         self.plan = event
         self.transport = event["transport"]
+        self.meshes[side] = f"{event['mesh']} on {event['platform']}"
       case "listening":
         self.address = event["address"]
       case "phase":
@@ -136,9 +140,7 @@ class Run:
         self.finished.add(side)
       case "failed":
         self.failures.append(
-            Failure(
-                side=side, error=event["error"], is_input=event["is_input"]
-            )
+          Failure(side=side, error=event["error"], is_input=event["is_input"])
         )
       case _:
         raise ValueError(f"unknown event {event!r}")

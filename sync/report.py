@@ -1,6 +1,6 @@
 """The JSON line that ends the output, and the report file."""
 
-import datetime
+import datetime as dt
 import importlib.metadata
 import json
 import os
@@ -42,8 +42,8 @@ def status(run: progress.Run, options: Options) -> tuple[str, str | None]:
   if run.reference is not None and run.reference["mismatched"]:
     name = run.reference["mismatched"][0]
     return FAILED, (
-        f"{len(run.reference['mismatched'])} tensors differ from the NumPy"
-        f" reference, first `{name}`"
+      f"{len(run.reference['mismatched'])} tensors differ from the NumPy"
+      f" reference, first `{name}`"
     )
   return OK, None
 
@@ -62,32 +62,32 @@ def line(run: progress.Run, options: Options) -> dict[str, Any]:
   state, error = status(run, options)
   checked = options.verify != "off" and run.rounds
   fields = {
-      "status": state,
-      "transport": run.transport,
-      "rounds": run.published,
-      "tensors": run.plan.get("tensors"),
-      "bytes_per_round": run.plan.get("bytes"),
-      "mismatched_tensors": (
-          len({n for r in run.rounds.values() for n in r.mismatched})
-          if checked
-          else None
-      ),
-      "reference_mismatches": (
-          None if run.reference is None else len(run.reference["mismatched"])
-      ),
-      "serving_version": run.serving_version,
-      "streams": options.parallelism,
-      "verify": options.verify,
-      "per_round": [
-          {
-              "round": r.number,
-              "version": r.version,
-              "outcome": r.outcome,
-              **{name: _seconds(r, name) for name in progress.SECONDS},
-          }
-          for _, r in sorted(run.rounds.items())
-      ],
-      "peak_rss_bytes": run.peak_rss_bytes,
+    "status": state,
+    "transport": run.transport,
+    "rounds": run.published,
+    "tensors": run.plan.get("tensors"),
+    "bytes_per_round": run.plan.get("bytes"),
+    "mismatched_tensors": (
+      len({n for r in run.rounds.values() for n in r.mismatched})
+      if checked
+      else None
+    ),
+    "reference_mismatches": (
+      None if run.reference is None else len(run.reference["mismatched"])
+    ),
+    "serving_version": run.serving_version,
+    "streams": options.parallelism,
+    "verify": options.verify,
+    "per_round": [
+      {
+        "round": r.number,
+        "version": r.version,
+        "outcome": r.outcome,
+        **{name: _seconds(r, name) for name in progress.SECONDS},
+      }
+      for _, r in sorted(run.rounds.items())
+    ],
+    "peak_rss_bytes": run.peak_rss_bytes,
   }
   if error is not None:
     fields["error"] = error
@@ -121,31 +121,30 @@ def full(run: progress.Run, options: Options) -> dict[str, Any]:
     JSON data.
   """
   return {
-      **line(run, options),
-      "time": datetime.datetime.now(datetime.UTC).isoformat(),
-      "flags": {
-          name: value if isinstance(value, (int, float)) else str(value)
-          for name, value in vars(options).items()
-          if value is not None and name not in ("rules", "event_fd")
-      },
-      "sharding_rules": {
-          side: {k: list(v) for k, v in rules.axes.items()}
-          for side, rules in options.rules.items()
-      },
-      "controller_address": run.address,
-      "notes": run.plan.get("notes", []),
-      "dropped": run.plan.get("dropped", []),
-      "leaves": run.plan.get("leaves", []),
-      "mismatched": {
-          str(r.number): r.mismatched
-          for r in run.rounds.values()
-          if r.mismatched
-      },
-      "reference_mismatched": (
-          [] if run.reference is None else run.reference["mismatched"]
-      ),
-      "failures": [vars(f) for f in run.failures],
-      "versions": _versions(),
+    **line(run, options),
+    "time": dt.datetime.now(dt.UTC).isoformat(),
+    "flags": {
+      name: value if isinstance(value, (int, float)) else str(value)
+      for name, value in vars(options).items()
+      if value is not None and name not in ("rules", "event_fd")
+    },
+    "sharding_rules": {
+      side: {k: list(v) for k, v in rules.axes.items()}
+      for side, rules in options.rules.items()
+    },
+    "meshes": run.meshes,
+    "controller_address": run.address,
+    "notes": run.plan.get("notes", []),
+    "dropped": run.plan.get("dropped", []),
+    "leaves": run.plan.get("leaves", []),
+    "mismatched": {
+      str(r.number): r.mismatched for r in run.rounds.values() if r.mismatched
+    },
+    "reference_mismatched": (
+      [] if run.reference is None else run.reference["mismatched"]
+    ),
+    "failures": [vars(f) for f in run.failures],
+    "versions": _versions(),
   }
 
 
@@ -175,7 +174,7 @@ def check_writable(path: pathlib.Path) -> None:
       pass
   except OSError as error:
     raise ValueError(
-        f"`--report` {path} cannot be written: {error.strerror or error}"
+      f"`--report` {path} cannot be written: {error.strerror or error}"
     ) from None
 
 

@@ -73,7 +73,7 @@ def _flip(arrays, flips):
 
 
 def step(
-    arrays: dict[str, jax.Array], before: int, after: int
+  arrays: dict[str, jax.Array], before: int, after: int
 ) -> dict[str, jax.Array]:
   """Turns one round's weights into another's, in place on their devices.
 
@@ -88,9 +88,9 @@ def step(
   if pattern(jnp.float32, before) == pattern(jnp.float32, after):
     return arrays
   flips = {
-      name: _fields(x.dtype)[0].type(
-          pattern(x.dtype, before) ^ pattern(x.dtype, after)
-      )
-      for name, x in arrays.items()
+    name: _fields(x.dtype)[0].type(
+      pattern(x.dtype, before) ^ pattern(x.dtype, after)
+    )
+    for name, x in arrays.items()
   }
   return _flip(arrays, flips)

@@ -32,13 +32,13 @@ REST = "*"
 # mesh does not have are passed over.
 _TENSOR = ("tp", "tensor", "model")
 _COMMON = {
-    "embed": ("fsdp",),
-    "mlp": _TENSOR,
-    "heads": _TENSOR,
-    "q_heads": _TENSOR,
-    "kv_heads": _TENSOR,
-    "vocab": _TENSOR,
-    "exp": ("ep", "expert"),
+  "embed": ("fsdp",),
+  "mlp": _TENSOR,
+  "heads": _TENSOR,
+  "q_heads": _TENSOR,
+  "kv_heads": _TENSOR,
+  "vocab": _TENSOR,
+  "exp": ("ep", "expert"),
 }
 _DEFAULTS = {"trainer": _COMMON | {REST: ("fsdp",)}, "rollout": _COMMON}
 
@@ -78,9 +78,9 @@ class Rules:
     return self.axes.get(logical_axes.family(axis), ())
 
   def assign(
-      self,
-      shape: collections.abc.Sequence[int],
-      logical: collections.abc.Sequence[str | None],
+    self,
+    shape: collections.abc.Sequence[int],
+    logical: collections.abc.Sequence[str | None],
   ) -> Assigned:
     """Shards one array.
 
@@ -121,10 +121,10 @@ class Rules:
     return Assigned(spec=tuple(spec), skipped=tuple(skipped))
 
   def parts(
-      self,
-      axis: str,
-      shape: collections.abc.Sequence[int],
-      logical: collections.abc.Sequence[str | None],
+    self,
+    axis: str,
+    shape: collections.abc.Sequence[int],
+    logical: collections.abc.Sequence[str | None],
   ) -> int:
     """Shards that the rules make of one axis of an array that fits them.
 
@@ -158,19 +158,19 @@ def parse(text: str, meshes: dict[str, MeshSpec]) -> dict[str, Rules]:
       mesh axis that the side's mesh does not have.
   """
   axes = {
-      side: {
-          logical: tuple(n for n in names if n in meshes[side].shape)
-          for logical, names in _DEFAULTS[side].items()
-      }
-      for side in SIDES
+    side: {
+      logical: tuple(n for n in names if n in meshes[side].shape)
+      for logical, names in _DEFAULTS[side].items()
+    }
+    for side in SIDES
   }
   for rule in filter(None, (r.strip() for r in text.split(";"))):
     side, colon, items = rule.partition(":")
     sides = (side.strip(),) if colon else SIDES
     if sides[0] not in SIDES:
       raise ValueError(
-          f"`--sharding_rules` {rule!r}: {side.strip()!r} is no side; a rule"
-          " begins with trainer: or rollout:, or holds for both"
+        f"`--sharding_rules` {rule!r}: {side.strip()!r} is no side; a rule"
+        " begins with trainer: or rollout:, or holds for both"
       )
     for item in (items if colon else rule).split(","):
       logical, names = _item(item, rule)
@@ -185,16 +185,16 @@ def _item(item: str, rule: str) -> tuple[str, tuple[str, ...]]:
   logical, equals, right = (part.strip() for part in item.partition("="))
   if not equals or not logical:
     raise ValueError(
-        f"`--sharding_rules` {rule!r}: {item.strip()!r} is no"
-        " `logical=mesh`; write it like rollout:mlp=tp,embed=fsdp"
+      f"`--sharding_rules` {rule!r}: {item.strip()!r} is no"
+      " `logical=mesh`; write it like rollout:mlp=tp,embed=fsdp"
     )
   known = (*logical_axes.KNOWN, "layers", REST)
   if logical not in known:
     close = difflib.get_close_matches(logical, known, n=1)
     hint = f" (did you mean `{close[0]}`?)" if close else ""
     raise ValueError(
-        f"`--sharding_rules` {rule!r}: `{logical}` is no logical axis{hint};"
-        f" known are {', '.join(known)}"
+      f"`--sharding_rules` {rule!r}: `{logical}` is no logical axis{hint};"
+      f" known are {', '.join(known)}"
     )
   names = tuple(filter(None, (n.strip() for n in right.split("+"))))
   return logical, names
@@ -204,10 +204,10 @@ def _check_mesh_axes(names, side, mesh, rule):
   for name in names:
     if name not in mesh.shape:
       raise ValueError(
-          f"`--sharding_rules` {rule!r}: the {side}'s mesh {mesh} has no axis"
-          f" `{name}`; begin a rule with trainer: or rollout: to change one side"
+        f"`--sharding_rules` {rule!r}: the {side}'s mesh {mesh} has no axis"
+        f" `{name}`; begin a rule with trainer: or rollout: to change one side"
       )
     if names.count(name) > 1:
       raise ValueError(
-          f"`--sharding_rules` {rule!r} names the mesh axis `{name}` twice"
+        f"`--sharding_rules` {rule!r} names the mesh axis `{name}` twice"
       )
