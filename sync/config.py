@@ -102,6 +102,9 @@ class SyncConfig:
     at_least("base_num_kv_heads", 1, optional=True)
     at_least("kv_tp_size", 1)
     at_least("rollout_tensor_parallelism", -1)
+    for field in ("scan_layers", "prefuse_moe_weights", "weight_sync_debug"):
+      if not isinstance(getattr(self, field), (bool, np.bool_)):
+        problems.append(f"`{field}` {getattr(self, field)!r} must be a bool")
     if self.moe_lane_size not in (0, 128):
       problems.append(
         f"`moe_lane_size` {self.moe_lane_size!r} must be 0 (gate then up per"

@@ -133,7 +133,7 @@ def make_plan(
       entries.append(entry)
   problems.extend(_clashes(entries))
   strange = containers.unknown_family(source.leaves, cfg)
-  if strange and (wanted is None or maker.unmatched):
+  if strange and (wanted is None or (strict and maker.unmatched)):
     problems.insert(0, strange)
   if wanted is not None:
     if maker.unmatched and (strict or not entries):

@@ -22,7 +22,7 @@ _STATE_PART = re.compile(
 )
 # Variable types of flax.nnx that hold such state, by name: flax itself is only
 # there when the caller's tree comes from it.
-_STATE_KINDS = ("RngState", "Cache", "Intermediate")
+_STATE_KINDS = ("RngState", "Cache", "Intermediate", "OptState")
 _INTEGER_LAYER = re.compile(r"(^|\.)layers\.(\d+)(?=\.)")
 
 

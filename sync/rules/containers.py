@@ -14,10 +14,10 @@ local layers in a block:
 | `dense_layers.X`, `moe_layers.X` | layers | `dense_layers_i`, `moe_layers_i` |
 | anything else, `layers_<i>.X` too | none | the same name |
 
-`scanned_blocks` stands for `layers` in some families; its first layer is the
-one after the unstacked `layers_<i>` beside it (DeepSeek 4). In a block the
-local layers run first and the global layer last. Encoders of images and sound
-are never stacked.
+`scanned_blocks` stands for `layers` in some families. The first stacked layer
+is the one after the unstacked `layers_<i>` beside the stack (DeepSeek 4). In a
+block the local layers run first and the global layer last. Encoders of images
+and sound are never stacked.
 """
 
 import collections.abc
@@ -153,16 +153,14 @@ def split(
     key = (member.prefix, member.container in SEGMENTS)
     grouped.setdefault(key, []).append(member)
   names = [leaf.name for leaf in leaves]
-  groups = []
-  for (prefix, segments), members in grouped.items():
-    blocks = any(m.container == "scanned_blocks" for m in members)
-    groups.append(
-      Group(
-        members=tuple(members),
-        segments=segments,
-        offset=_offset(prefix, names) if blocks else 0,
-      )
+  groups = [
+    Group(
+      members=tuple(members),
+      segments=segments,
+      offset=0 if segments else _offset(prefix, names),
     )
+    for (prefix, segments), members in grouped.items()
+  ]
   return groups, places
 
 
@@ -216,7 +214,11 @@ def unknown_family(
       f" {TABLE}"
     )
   first = next(iter(strange.values()))[0]
-  known = [f"`{name}` ({len(found)} leaves)" for name, found in stacked.items()]
+  known = [
+    f"`{name}` ({len(found)} leaves)"
+    for name, found in stacked.items()
+    if name not in strange
+  ]
   if numbered:
     known.append(f"{len(numbered)} leaves of unstacked `layers_<i>`")
   if once:

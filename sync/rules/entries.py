@@ -89,11 +89,13 @@ class EntryMaker:
       return self._plain(block, place)
     partner = None
     suffix = place.suffix
-    if part in (experts.GATE, experts.UP) and self._is_joined(place):
-      partner = self._partner(leaf, part)
-      if part == experts.UP:
-        return None
-      suffix = suffix[: -len(part)] + experts.FUSED
+    if part in (experts.GATE, experts.UP):
+      other = self._partner(leaf, part)
+      if self._is_joined(place):
+        if part == experts.UP:
+          return None
+        partner = other
+        suffix = suffix[: -len(part)] + experts.FUSED
     return self._expert(block, place, part, partner, suffix)
 
   def _is_joined(self, place):
@@ -111,13 +113,11 @@ class EntryMaker:
     partner = self._leaves.get(parent + other)
     if partner is None:
       raise ValueError(
-        f"has no `{other}` beside it to be joined with; a rollout that holds"
-        " `wi` needs both"
+        f"has no `{other}` beside it; an expert has both, joined or not"
       )
     if (partner.shape, partner.dtype) != (leaf.shape, leaf.dtype):
       raise ValueError(
-        f"and `{partner.name}` {partner} must have one shape and dtype to be"
-        " joined"
+        f"and `{partner.name}` {partner} must have one shape and dtype"
       )
     return partner
 
@@ -252,12 +252,22 @@ class EntryMaker:
     return first
 
   def _is_kept(self, leaf, targets):
-    """Whether `keep_dtype` names a leaf."""
-    return any(
-      fnmatch.fnmatchcase(name, pattern)
-      for name in (leaf.name, *targets)
-      for pattern in self._cfg.keep_dtype
-    )
+    """Whether `keep_dtype` names a leaf: as it is, or every one of its layers."""
+
+    def named(name):
+      return any(
+        fnmatch.fnmatchcase(name, pattern) for pattern in self._cfg.keep_dtype
+      )
+
+    if named(leaf.name):
+      return True
+    found = [name for name in targets if named(name)]
+    if found and len(found) < len(targets):
+      raise ValueError(
+        f"`keep_dtype` names {len(found)} of its {len(targets)} layers, first"
+        f" `{found[0]}`; layers of one stack have one dtype, name all or none"
+      )
+    return bool(found)
 
   def _dtype(self, leaf, targets) -> np.dtype:
     """The dtype without a target tree."""

@@ -186,31 +186,35 @@ def expert(
   Raises:
     ValueError: widths that do not divide.
   """
-  leaf = block.leaf
+  shape, source_dtype = block.shape, block.leaf.dtype
   rejoined = part == experts.FUSED and (
     padded != width or shards > 1 or lane_size > 0
   )
   if pair or rejoined:
     build = layout_lib.fuse_layout if pair else layout_lib.refuse_layout
-    return build(
-      leaf.shape,
-      leaf.dtype,
-      scan_axes=block.axes,
+    one = build(
+      shape,
+      source_dtype,
+      scan_axes=(),
       shards=shards,
       padded_width=padded,
       lane_size=lane_size,
       dtype=dtype,
     )
-  if padded == width:
-    return layout_lib.unscan_layout(
-      leaf.shape, leaf.dtype, scan_axes=block.axes, dtype=dtype
+  elif padded != width:
+    one = layout_lib.pad_layout(
+      shape,
+      source_dtype,
+      scan_axes=(),
+      axis=experts.mlp_axis(part, len(shape)),
+      shards=shards,
+      padded_width=padded,
+      dtype=dtype,
     )
-  return layout_lib.pad_layout(
-    leaf.shape,
-    leaf.dtype,
-    scan_axes=block.axes,
-    axis=experts.mlp_axis(part, len(block.shape)),
-    shards=shards,
-    padded_width=padded,
-    dtype=dtype,
-  )
+  else:
+    one = layout_lib.unscan_layout(
+      shape, source_dtype, scan_axes=(), dtype=dtype
+    )
+  # The builders want the mlp axis last or count it from the end; a stacked
+  # axis may be anywhere, so it is put back afterwards.
+  return dataclasses.replace(one, shape=block.leaf.shape, scan_axes=block.axes)
