@@ -1,12 +1,15 @@
 # The two commands are `make sync` and `make test`; both install what they need
 # into .venv from requirements.lock.txt.
-SHELL := /bin/bash
+SHELL := bash
 VENV := .venv
 BIN := $(VENV)/bin
 LOCK := requirements.lock.txt
-STAMP := $(VENV)/.installed
+# Of contents, not times, which git sets to those of the checkout.
+KEY := $(shell { pwd; cat $(LOCK) setup.cfg pyproject.toml tools/install.sh; } \
+  | cksum | tr ' ' -)
+STAMP := $(VENV)/.installed-$(KEY)
 
-.PHONY: sync test test-long lint lock check-lock build-files proto clean
+.PHONY: sync test test-long lint lock upgrade check-lock build-files proto clean
 
 sync: $(STAMP)
 	$(BIN)/laneweave-sync --kernel_backend=interpret $(ARGS)
@@ -15,28 +18,27 @@ test: $(STAMP)
 	$(BIN)/python -m pytest -n 2 $(ARGS)
 
 test-long: $(STAMP)
-	LANEWEAVE_HYPOTHESIS=long \
-	$(BIN)/python -m pytest -m "long or not long" -n 2 $(ARGS)
+	$(BIN)/python -m pytest -n 2 -m "long or not long" --timeout=3600 \
+	  --hypothesis-profile=long $(ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/codespell
-	$(BIN)/lint-imports --config setup.cfg
+	$(BIN)/lint-imports setup.cfg
 	$(BIN)/shellcheck tools/*.sh .ci/run
 	$(BIN)/python -m laneweave.tools.check_build
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
-$(STAMP): $(LOCK) setup.cfg pyproject.toml
-	@python=$$(bash tools/find_python.sh) && \
-	  { [ -x $(BIN)/python ] || "$$python" -m venv $(VENV); }
-	$(BIN)/python -m pip install --quiet --require-hashes -r $(LOCK)
-	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
-	@mkdir -p $(VENV)/typing && ln -sfn ../.. $(VENV)/typing/laneweave
+$(STAMP):
+	@bash tools/install.sh $(VENV) $(LOCK)
 	@touch $@
 
-# Versions move only here.
+# Adds and drops what setup.cfg does; only `upgrade` moves other versions.
 lock: $(STAMP)
+	PATH="$(CURDIR)/$(BIN):$$PATH" bash tools/lock.sh $(LOCK)
+
+upgrade: $(STAMP)
 	PATH="$(CURDIR)/$(BIN):$$PATH" bash tools/lock.sh $(LOCK) --upgrade
 
 check-lock: $(STAMP)

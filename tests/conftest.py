@@ -5,14 +5,13 @@ import os
 # Read when JAX is first imported, so before any test module is.
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = (
-  os.environ.get("XLA_FLAGS", "")
-  + " --xla_force_host_platform_device_count=8"
+  os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
 )
 
 import hypothesis
 
-# Derandomized: the same examples in every run. `make test-long` sets the
-# variable for more of them.
+# Derandomized: the same examples in every run. `make test-long` asks for more
+# of them with --hypothesis-profile=long.
 hypothesis.settings.register_profile(
   "quick",
   deadline=None,
@@ -24,6 +23,4 @@ hypothesis.settings.register_profile(
 hypothesis.settings.register_profile(
   "long", parent=hypothesis.settings.get_profile("quick"), max_examples=400
 )
-hypothesis.settings.load_profile(
-  os.environ.get("LANEWEAVE_HYPOTHESIS", "quick")
-)
+hypothesis.settings.load_profile("quick")

@@ -12,8 +12,9 @@ ok = sys.implementation.name == "cpython" and sys.version_info[:2] == (3, 12)
 sys.exit(not ok)' >/dev/null 2>&1
 }
 
+# The interpreter itself: not a shim, and not an environment made from it.
 found() {
-  "$1" -c 'import sys; print(sys.executable)'
+  "$1" -c 'import sys; print(sys._base_executable)'
   exit 0
 }
 
@@ -24,7 +25,7 @@ fi
 for name in python3.12 python3; do
   path=$(command -v "$name" 2>/dev/null) && is_312 "$path" && found "$path"
 done
-for path in "${PYENV_ROOT:-$HOME/.pyenv}"/versions/3.12*/bin/python; do
+for path in "${PYENV_ROOT:-${HOME:-}/.pyenv}"/versions/3.12*/bin/python; do
   is_312 "$path" && found "$path"
 done
 if command -v pyenv >/dev/null 2>&1; then

@@ -54,6 +54,39 @@ def test_a_shim_that_does_not_run_does_not_count(tmp_path):
   assert same(done)
 
 
+def test_another_version_does_not_count(tmp_path):
+  """A Python that runs but is 3.13, or another implementation."""
+  fake = "#!{python}\nimport sys\n{change}\nexec(sys.argv[2])\n"
+  for name, change in (
+    ("python3.12", "sys.implementation.name = 'pypy'"),
+    ("python3", "sys.version_info = (3, 13, 1)"),
+  ):
+    executable(
+      tmp_path, name, fake.format(python=sys.executable, change=change)
+    )
+  done = run(tmp_path)
+  assert done.returncode == 1
+  executable(tmp_path, "python3", fake.format(python=sys.executable, change=""))
+  assert same(run(tmp_path))
+
+
+def test_uv_is_asked_last(tmp_path):
+  executable(tmp_path, "python3", SHIM)
+  mine = executable(tmp_path, "mine", WORKING)
+  executable(
+    tmp_path, "uv", f'#!/bin/sh\n[ "$*" = "python find 3.12" ] && echo {mine}\n'
+  )
+  assert same(run(tmp_path))
+
+
+def test_a_variable_that_is_wrong_is_said(tmp_path):
+  mine = executable(tmp_path, "mine", SHIM)
+  executable(tmp_path, "python3", WORKING)
+  done = run(tmp_path, PYTHON=str(mine))
+  assert same(done)
+  assert f"PYTHON={mine} is not a CPython 3.12" in done.stderr
+
+
 def test_the_variable_comes_first(tmp_path):
   executable(tmp_path, "python3.12", SHIM)
   mine = executable(tmp_path, "mine", WORKING)
