@@ -102,6 +102,17 @@ def test_pyenv_versions_are_looked_at(tmp_path):
   assert same(run(tmp_path))
 
 
+def test_pyenv_is_found_from_its_shims_with_another_home(tmp_path):
+  shims = tmp_path / "pyenv" / "shims"
+  versions = tmp_path / "pyenv" / "versions" / "3.12.9" / "bin"
+  for folder in (shims, versions):
+    folder.mkdir(parents=True)
+  executable(shims, "python3.12", SHIM)
+  executable(shims, "python3", SHIM)
+  executable(versions, "python", WORKING)
+  assert same(run(shims, HOME=str(tmp_path / "nobody")))
+
+
 def test_none_is_said_in_one_line(tmp_path):
   executable(tmp_path, "python3.12", SHIM)
   executable(tmp_path, "python3", SHIM)
