@@ -190,7 +190,7 @@ def dtype_name(dtype: Any) -> str:
   value = getattr(dtype, "value", dtype)
   value = _ALIASES.get(value, value) if isinstance(value, str) else value
   try:
-    found = jnp.dtype(value)
+    found = None if value is None else jnp.dtype(value)
   except TypeError:
     found = None
   if found is None or not jnp.issubdtype(found, jnp.floating):
