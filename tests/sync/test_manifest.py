@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from laneweave.sync.manifest import LeafSpec, Manifest, manifest
-from laneweave.tests.sync import test_tree
+from laneweave.tests.sync.variables import MoEBiasVar, Param
 
 _FOLDER = pathlib.Path(__file__).parent.parent / "data" / "manifests"
 
@@ -22,8 +22,8 @@ def test_a_live_tree():
   found = manifest(
     {
       "base": {
-        "w": test_tree.Param(np.zeros((4, 6), np.float32)),
-        "b": test_tree.MoEBiasVar(np.zeros(3, "bfloat16")),
+        "w": Param(np.zeros((4, 6), np.float32)),
+        "b": MoEBiasVar(np.zeros(3, "bfloat16")),
         "s": jax.ShapeDtypeStruct((2, 4), np.float32, sharding=sharding),
         "step": np.int32(3),
       }

@@ -7,46 +7,17 @@ import numpy as np
 import pytest
 
 from laneweave.sync import tree as tree_lib
+from laneweave.tests.sync.variables import (
+  Box,
+  Cache,
+  MoEBiasVar,
+  Param,
+  RngKey,
+)
 
 
 def leaf(*dims, dtype="float32"):
   return jax.ShapeDtypeStruct(dims, np.dtype(dtype))
-
-
-class Variable:
-  """The part of flax.nnx's Variable that is used here."""
-
-  def __init__(self, value):
-    self._value = value
-
-  def get_value(self):
-    return self._value
-
-
-class Param(Variable):
-  pass
-
-
-class RngKey(type("RngState", (Variable,), {})):
-  pass
-
-
-class Cache(Variable):
-  pass
-
-
-class MoEBiasVar(Variable):
-  pass
-
-
-class Box:
-  """As Linen's LogicallyPartitioned."""
-
-  def __init__(self, value):
-    self._value = value
-
-  def unbox(self):
-    return self._value
 
 
 W = leaf(4, 4)
