@@ -2,14 +2,16 @@
 
 MaxText keeps the key and value projections as `key.kernel` and `value.kernel`,
 [embed, kv_heads, head_dim] a layer, with biases [kv_heads, head_dim], or
-flattened to [kv_heads * head_dim]. Encoders of images and sound are not split
-by heads on the rollout.
+flattened to [kv_heads * head_dim]; DeepSeek 4 has one `wkv.kernel` for both. A
+rollout split in more parts than it has heads is built with as many heads as
+parts (`base_num_kv_heads`, `global_num_kv_heads`), those of encoders of images
+and sound excepted.
 """
 
 import dataclasses
 import re
 
-_KV = re.compile(r"(?:.*\.)?(?:key|value)\.(kernel|bias)")
+_KV = re.compile(r"(?:.*\.)?(?:key|value|wkv)\.(kernel|bias)")
 _ENCODER = re.compile(r"(?:^|\.)(?:vision|audio)_encoder\.")
 
 

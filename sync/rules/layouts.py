@@ -78,13 +78,15 @@ def target_repeats(block: Block, want: LeafSpec, heads: Heads | None) -> int:
   if shape == have:
     return 1
   size = math.prod(have) * block.leaf.dtype.itemsize
-  what = (
-    f"has blocks {list(have)} of rank {len(have)} ({size} bytes), but the"
-    f" target `{want.name}` {want} has rank {len(shape)}"
-    f" ({want.size_bytes} bytes)"
-  )
   if len(shape) != len(have):
-    raise ValueError(f"{what}; check `param_scan_axis`")
+    raise ValueError(
+      f"has blocks {list(have)} of rank {len(have)}, but the target"
+      f" `{want.name}` {want} has rank {len(shape)}; check `param_scan_axis`"
+    )
+  what = (
+    f"has blocks {list(have)} ({size} bytes), but the target `{want.name}` is"
+    f" {want} ({want.size_bytes} bytes)"
+  )
   differ = [a for a in range(len(have)) if shape[a] != have[a]]
   if heads is None or differ != [heads.axis]:
     raise ValueError(

@@ -408,6 +408,16 @@ def test_F32_a_target_whose_heads_are_no_multiple():
     assert f"3 KV heads cannot become the {heads} of the target" in text
 
 
+def test_deepseek_4_has_one_kernel_for_keys_and_values():
+  tree = {
+    "layers.a.wkv.kernel": shape(16, 1, 1, 4),
+    "layers.a.wkv_a.kernel": shape(16, 1, 4),
+  }
+  outputs = plan_lib.make_plan(tree, config(1, kv_tp_size=8)).outputs()
+  assert outputs["layers_0.a.wkv.kernel"].shape == (16, 8, 4)
+  assert outputs["layers_0.a.wkv_a.kernel"].shape == (16, 4)
+
+
 def test_layers_with_heads_of_their_own():
   """Gemma 4: the configuration's number is that of the local layers."""
   tree = {
