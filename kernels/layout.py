@@ -240,7 +240,7 @@ def fuse_layout(
   Raises:
     ValueError: widths that do not divide, or that `lane_size` does not divide.
   """
-  width = shape[-1]
+  width = _last_block_axis(shape, scan_axes)[1]
   padded = width if padded_width is None else padded_width
   per, per_padded = _shard_widths("mlp", width, padded, shards, shape)
   if lane_size and per_padded % lane_size:
@@ -295,13 +295,14 @@ def refuse_layout(
   Raises:
     ValueError: an odd width, and see `fuse_layout`.
   """
-  if shape[-1] % 2:
+  last, joined = _last_block_axis(shape, scan_axes)
+  if joined % 2:
     raise ValueError(
       f"a joined gate and up of shape {tuple(shape)} must be of even width"
     )
-  width = shape[-1] // 2
+  width = joined // 2
   apart = fuse_layout(
-    (*shape[:-1], width),
+    (*shape[:last], width, *shape[last + 1 :]),
     source_dtype,
     scan_axes=scan_axes,
     shards=shards,
@@ -420,6 +421,12 @@ def repeat_layout(
     segments=merge(segments),
     **_dtypes(dtype, source_dtype),
   )
+
+
+def _last_block_axis(shape, scan_axes) -> tuple[int, int]:
+  """The last axis that is not stacked, and its size."""
+  last = max(a for a in range(len(shape)) if a not in scan_axes)
+  return last, shape[last]
 
 
 def _shard_widths(what, width, padded, shards, shape) -> tuple[int, int]:

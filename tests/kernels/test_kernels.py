@@ -95,6 +95,14 @@ def test_fuse_gate_up(backend, source, width, shards, padded, lane):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+def test_fuse_gate_up_with_the_stacked_axis_last(backend):
+  gate = bits.random((2, 16, 96, 3), "float32", seed=12)
+  up = bits.random((2, 16, 96, 3), "float32", seed=13)
+  options = {"scan_axis": 3, "shards": 2, "padded_width": 256}
+  check("fuse_gate_up", gate, up, backend=backend, **options)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("source", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
   ("width", "shards", "padded"), [(192, 2, 256), (6, 3, 24), (16, 1, 16)]
