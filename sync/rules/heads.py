@@ -12,6 +12,7 @@ import dataclasses
 import re
 
 _KV = re.compile(r"(?:.*\.)?(?:key|value|wkv)\.(kernel|bias)")
+_KEY_NORM = "key_norm.scale"
 _ENCODER = re.compile(r"(?:^|\.)(?:vision|audio)_encoder\.")
 
 
@@ -31,8 +32,12 @@ class Heads:
 
 
 def kernel_beside(name: str) -> str | None:
-  """Name of the kernel that a KV bias belongs to; None for other leaves."""
-  return name.removesuffix("bias") + "kernel" if _is_kv(name, "bias") else None
+  """Name of the kernel whose heads a KV bias or a key norm follows, or None."""
+  if _is_kv(name, "bias"):
+    return name.removesuffix("bias") + "kernel"
+  if _is_key_norm(name):
+    return name.removesuffix(_KEY_NORM) + "key.kernel"
+  return None
 
 
 def find(
@@ -46,7 +51,8 @@ def find(
   Args:
     name: The leaf's name.
     block_shape: Its shape for one layer.
-    kernel_block: For a bias: the shape of its kernel for one layer, if known.
+    kernel_block: For a bias or a key norm: the shape of its kernel for one
+      layer, if known.
     base_num_kv_heads: The model's KV heads; used for flattened heads without a
       kernel that tells, since layers may have a number of their own.
 
@@ -54,6 +60,8 @@ def find(
     The heads, or None for a leaf that has none.
   """
   rank = len(block_shape)
+  if _is_key_norm(name):
+    return _norm_heads(block_shape, kernel_block)
   kernel = _is_kv(name, "kernel")
   if not kernel and not _is_kv(name, "bias"):
     return None
@@ -72,6 +80,24 @@ def find(
       axis=axis, group=width // base_num_kv_heads, count=base_num_kv_heads
     )
   return Heads(axis=axis, group=0, count=0)
+
+
+def _is_key_norm(name):
+  """Whether a name is that of a norm of the keys."""
+  return name.endswith(_KEY_NORM) and _ENCODER.search(name) is None
+
+
+def _norm_heads(block_shape, kernel_block):
+  """Heads of a key norm that is over all heads at once, as Olmo 3's is.
+
+  A norm of single heads, [head_dim], is the same for every head and has none.
+  """
+  if kernel_block is None or len(kernel_block) != 3:
+    return None
+  count, head_dim = kernel_block[1:]
+  if count == 1 or block_shape != (count * head_dim,):
+    return None
+  return Heads(axis=0, group=head_dim, count=count)
 
 
 def _is_kv(name, part):

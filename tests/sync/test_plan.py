@@ -497,6 +497,25 @@ def test_F31_a_flattened_bias_repeats_by_heads():
   assert np.asarray(got["layers_0.attn.key.bias"]).tolist() == want
 
 
+def test_a_key_norm_over_all_heads_repeats_with_them():
+  """Olmo 3 norms all keys at once; other models norm every head by itself."""
+  scale = np.arange(8, dtype=np.float32)[:, None]
+  tree = {
+    "layers.attn.key.kernel": full((16, 1, 2, 4), 1),
+    "layers.attn.key_norm.scale": scale,
+  }
+  cfg = config(1, kv_tp_size=4)
+  got = convert_lib.convert(tree, cfg)
+  want = [0, 1, 2, 3, 0, 1, 2, 3, 4, 5, 6, 7, 4, 5, 6, 7]
+  assert np.asarray(got["layers_0.attn.key_norm.scale"]).tolist() == want
+  target = {name: shape(*x.shape) for name, x in got.items()}
+  aimed = convert_lib.convert(tree, config(1), target)
+  assert np.asarray(aimed["layers_0.attn.key_norm.scale"]).tolist() == want
+  tree["layers.attn.key_norm.scale"] = scale[:4]
+  got = convert_lib.convert(tree, cfg)
+  assert got["layers_0.attn.key_norm.scale"].shape == (4,)
+
+
 @pytest.mark.parametrize(("heads", "tp"), [(3, 8), (8, 12), (6, 4)])
 def test_F32_heads_that_do_not_divide(heads, tp):
   text = refused(attention(heads), config(1, kv_tp_size=tp))
