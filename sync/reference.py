@@ -274,7 +274,8 @@ class _Conversion:
           f"{own} KV heads lie in one projection with the query heads and"
           f" are not repeated for `kv_tp_size` {tp}"
         )
-    if projection in ("key", "value") and last in ("kernel", "bias"):
+    # DeepSeek 4 projects keys and values jointly: `wkv`, one compressed head.
+    if projection in ("key", "value", "wkv") and last in ("kernel", "bias"):
       if len(shape) > 1:
         return shape[-2]
       kernel = self.shapes.get(_join(module, projection, "kernel"), ())
