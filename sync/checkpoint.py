@@ -19,6 +19,10 @@ import numpy as np
 # One part: letters, digits, `_` and `-`. No separators, no `..`, no spaces.
 _NAME = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 _LONGEST_NAME = 512
+# Where a step's directory keeps the state: itself, or an item of MaxText's or
+# of Orbax's own naming.
+_ORBAX_ITEMS = ("", "items", "default", "state")
+_ORBAX_MARK = "_METADATA"
 
 Shapes = dict[str, jax.ShapeDtypeStruct]
 
@@ -72,7 +76,7 @@ def open_checkpoint(path: str | pathlib.Path) -> Checkpoint:
   Raises:
     ValueError: nothing is there, it is of no known kind, damaged, or holds
       names or sizes that no checkpoint of weights has.
-    RuntimeError: an Orbax directory, where Orbax is not installed.
+    RuntimeError: a package that reads it is not installed.
   """
   path = pathlib.Path(path)
   if not path.exists():
@@ -83,26 +87,31 @@ def open_checkpoint(path: str | pathlib.Path) -> Checkpoint:
     raise ValueError(
       f"`--checkpoint` {path} cannot be read: {error.strerror or error}"
     ) from None
+  except ImportError as error:
+    raise RuntimeError(
+      f"`--checkpoint` {path} needs a package that cannot be imported"
+      f" ({error}); install laneweave[checkpoint]"
+    ) from None
 
 
 def _open(path: pathlib.Path) -> Checkpoint:
-  # Formats are imported when they are met: safetensors and above all Orbax
-  # take time, and Orbax need not be there.
+  # Formats are imported when they are met: safetensors and Orbax take time to
+  # load, and need not be installed.
   if path.is_dir():
     if any(path.glob("*.safetensors*")):
       from laneweave.sync import checkpoint_safetensors
 
       return checkpoint_safetensors.open_directory(path)
-    from laneweave.sync import checkpoint_orbax
+    root = _find_orbax(path)
+    if root is not None:
+      from laneweave.sync import checkpoint_orbax
 
-    root = checkpoint_orbax.find(path)
-    if root is None:
-      raise ValueError(
-        f"`--checkpoint` {path} is a directory without .safetensors files"
-        " and without an Orbax checkpoint; name the directory that holds"
-        " one"
-      )
-    return checkpoint_orbax.open_directory(root)
+      return checkpoint_orbax.open_directory(root)
+    raise ValueError(
+      f"`--checkpoint` {path} is a directory without .safetensors files and"
+      " without an Orbax checkpoint; name the directory that holds one, of one"
+      " step"
+    )
   if path.suffix == ".npz":
     from laneweave.sync import checkpoint_npz
 
@@ -115,6 +124,12 @@ def _open(path: pathlib.Path) -> Checkpoint:
     f"`--checkpoint` {path} is of no known kind; it must be a .npz file, a"
     " .safetensors file or directory, or an Orbax directory"
   )
+
+
+def _find_orbax(path: pathlib.Path) -> pathlib.Path | None:
+  """The Orbax PyTree directory in a step's directory, or None."""
+  roots = (path / item for item in _ORBAX_ITEMS)
+  return next((root for root in roots if (root / _ORBAX_MARK).is_file()), None)
 
 
 def check_leaf(

@@ -113,8 +113,8 @@ class NpzCheckpoint(checkpoint.Checkpoint):
     except _DAMAGE as error:
       raise self._damaged(name + _SUFFIX, error) from None
     if array.dtype.kind == "V":
-      return np.ascontiguousarray(array).view(spec.dtype)
-    return np.ascontiguousarray(array, spec.dtype)
+      return np.asarray(array, order="C").view(spec.dtype)
+    return np.asarray(array, spec.dtype, order="C")
 
   def close(self) -> None:
     """See the base class."""

@@ -10,13 +10,10 @@ from typing import Any
 
 import jax
 import numpy as np
+import orbax.checkpoint as ocp
 
 from laneweave.sync import checkpoint
 
-# Where a step's directory keeps the state: itself, or an item of MaxText's or
-# of Orbax's own naming.
-_ITEMS = ("", "items", "default", "state")
-_MARK = "_METADATA"
 _WEIGHTS = ("params", "model")
 
 
@@ -50,8 +47,6 @@ class OrbaxCheckpoint(checkpoint.Checkpoint):
 
   def read(self, name: str) -> np.ndarray:
     """See the base class."""
-    import orbax.checkpoint as ocp
-
     spec = self.shapes[name]
     wanted: Any = ocp.RestoreArgs(restore_type=np.ndarray)
     item: Any = spec
@@ -71,7 +66,7 @@ class OrbaxCheckpoint(checkpoint.Checkpoint):
       )
     except (ValueError, KeyError, OSError) as error:
       raise _damaged(self.path, f"`{name}`: {error}") from None
-    return np.ascontiguousarray(jax.tree.leaves(tree)[0], spec.dtype)
+    return np.asarray(jax.tree.leaves(tree)[0], spec.dtype, order="C")
 
   def close(self) -> None:
     """See the base class."""
@@ -91,39 +86,18 @@ def _damaged(path: pathlib.Path, error) -> ValueError:
   return ValueError(f"`--checkpoint` {path} cannot be read by Orbax: {detail}")
 
 
-def find(path: pathlib.Path) -> pathlib.Path | None:
-  """The Orbax PyTree directory in a step's directory, or None.
-
-  Args:
-    path: A directory.
-
-  Returns:
-    The directory itself or the item in it that holds a state.
-  """
-  roots = (path / item for item in _ITEMS)
-  return next((root for root in roots if (root / _MARK).is_file()), None)
-
-
 def open_directory(path: pathlib.Path) -> OrbaxCheckpoint:
   """Opens an Orbax PyTree directory.
 
   Args:
-    path: What `find` found.
+    path: The directory that holds `_METADATA`.
 
   Returns:
     The checkpoint.
 
   Raises:
     ValueError: see `checkpoint.open_checkpoint`.
-    RuntimeError: Orbax is not installed.
   """
-  try:
-    import orbax.checkpoint as ocp
-  except ImportError as error:
-    raise RuntimeError(
-      f"`--checkpoint` {path} is an Orbax directory, and Orbax cannot be"
-      f" imported ({error}); install laneweave[checkpoint]"
-    ) from None
   checkpointer = ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
   try:
     try:

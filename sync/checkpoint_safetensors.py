@@ -88,7 +88,7 @@ class SafetensorsCheckpoint(checkpoint.Checkpoint):
         " not read; save it as float32 or bfloat16"
       )
     array = self._file_of[name].get_tensor(name)
-    return np.ascontiguousarray(array, spec.dtype)
+    return np.asarray(array, spec.dtype, order="C")
 
   def close(self) -> None:
     """See the base class."""
@@ -164,7 +164,7 @@ def _read_index(index: pathlib.Path) -> dict[str, str]:
     )
   try:
     file_of = json.loads(index.read_bytes())["weight_map"]
-    names = [n for pair in file_of.items() for n in pair]
+    names = list(file_of.values())
   except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
     raise ValueError(
       f"`--checkpoint` {index} is no safetensors index; it needs a"
@@ -172,9 +172,10 @@ def _read_index(index: pathlib.Path) -> dict[str, str]:
     ) from None
   for name in names:
     # A file of the directory itself, never one elsewhere.
-    if not isinstance(name, str) or pathlib.PurePath(name).name != name:
+    own = isinstance(name, str) and pathlib.PurePath(name).name == name
+    if not own or not name.endswith(".safetensors"):
       raise ValueError(
         f"`--checkpoint` {index} names {str(name)[:80]!r}; an index names"
-        " files of its own directory"
+        " .safetensors files of its own directory"
       )
   return file_of

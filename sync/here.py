@@ -11,7 +11,6 @@ from laneweave.sync import display, job, links, meshes, progress
 from laneweave.sync.flags import Options
 
 _POLL_S = 0.1
-_NOTICE_S = 5.0  # Seconds that a side gets to notice that the other failed.
 
 
 def run(
@@ -65,8 +64,8 @@ def run(
     board.show(event)
     if event["kind"] == "listening" and "rollout" in made:
       made["rollout"].tell(event["address"])
-    if state.failures and give_up is None:
-      give_up = time.monotonic() + _NOTICE_S
+    if state.cause is not None and give_up is None:
+      give_up = time.monotonic() + state.cause.notice_s
   return not any(t.is_alive() for t in threads.values())
 
 

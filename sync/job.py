@@ -136,6 +136,9 @@ def _end_round(link, number, outcome, timings) -> None:
     seconds=seconds,
     mismatched=sorted(mismatched),
     reason="; ".join(reasons),
+    serving_version=(
+      outcome.version if outcome.outcome == session.PUBLISHED else None
+    ),
   )
   if outcome.outcome != session.PUBLISHED:
     raise JobError(

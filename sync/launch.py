@@ -26,10 +26,7 @@ from laneweave.sync.flags import ADDRESS_FROM_STDIN, Options
 
 _MODULE = "laneweave.sync.main"
 _SIDES = ("trainer", "rollout")
-# Seconds that a side gets to notice by itself that the other failed, to end
-# after SIGTERM, and that an end may take.
-_NOTICE_S = 5.0
-_TERM_S = 5.0
+_TERM_S = 5.0  # Seconds that an end may take.
 _POLL_S = 0.1
 _TAIL_LINES = 20
 
@@ -191,9 +188,8 @@ def _follow(sides, events, options, board, state) -> None:
       board.show(event)
       if event["kind"] == "listening":
         sides["rollout"].tell(event["address"])
-    if state.failures and give_up is None:
-      wait = 0.0 if state.failures[0].is_input else _NOTICE_S
-      give_up = time.monotonic() + wait
+    if state.cause is not None and give_up is None:
+      give_up = time.monotonic() + state.cause.notice_s
 
 
 def _ended(side: _Side, state: progress.Run) -> None:
@@ -207,9 +203,10 @@ def _ended(side: _Side, state: progress.Run) -> None:
   )
   if code < 0:
     name = signal.Signals(-code).name
-    state.fail(side.name, f"the process was killed by {name}")
+    state.fail(side.name, f"the process was killed by {name}", is_death=True)
   elif not told:
-    state.fail(side.name, f"the process ended with exit code {code}")
+    error = f"the process ended with exit code {code}"
+    state.fail(side.name, error, is_death=True)
 
 
 def _tails(sides, state) -> list[str]:

@@ -45,6 +45,7 @@ _TABLE: tuple[tuple[str, tuple[tuple[str | None, ...], ...]], ...] = (
   (r"per_expert_scale", (("exp",),)),
   (r"pre_forward_scale_\d+", (("embed",),)),
   (r"(gate|shared_expert_gate)\.kernel", (("embed", None),)),
+  (r"(hc_fn|(pre|post|res)_alpha)", (("activation_embed", None),)),
   (r"scale", (("norm",),)),
 )
 

@@ -78,11 +78,24 @@ class Failure:
     side: Which side, or "launcher".
     error: One line.
     is_input: Flags or input are to blame, so that exit code 2 is due.
+    is_death: The side's process ended before it could say why.
   """
 
   side: str
   error: str
-  is_input: bool
+  is_input: bool = False
+  is_death: bool = False
+
+  @property
+  def notice_s(self) -> float:
+    """Seconds that the other side gets to end by itself.
+
+    What is wrong with the input is wrong for both. A side that died leaves the
+    other waiting for it. Otherwise there is a report to wait for.
+    """
+    if self.is_input:
+      return 0.0
+    return 1.0 if self.is_death else 8.0
 
 
 class Run:
@@ -161,9 +174,18 @@ class Run:
     round_.mismatched = sorted({*round_.mismatched, *event["mismatched"]})
     round_.reason = round_.reason or event.get("reason", "")
 
-  def fail(self, side: str, error: str, is_input: bool = False) -> None:
-    """Notes a failure that no event told of."""
-    self.failures.append(Failure(side=side, error=error, is_input=is_input))
+  def fail(self, side: str, error: str, **fields: bool) -> None:
+    """Notes a failure that no event told of; see `Failure`."""
+    self.failures.append(Failure(side=side, error=error, **fields))
+
+  @property
+  def cause(self) -> Failure | None:
+    """What ended the run; other failures follow from it."""
+    for field in ("is_input", "is_death"):
+      for failure in self.failures:
+        if getattr(failure, field):
+          return failure
+    return self.failures[0] if self.failures else None
 
   @property
   def published(self) -> int:

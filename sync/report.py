@@ -27,12 +27,10 @@ def status(run: progress.Run, options: Options) -> tuple[str, str | None]:
   Returns:
     "ok", "failed" or "error" (wrong flags or input), and what went wrong.
   """
-  if run.failures:
-    # An input error on one side makes the other fail for want of it.
-    first = next((f for f in run.failures if f.is_input), run.failures[0])
-    if first.is_input:
-      return ERROR, first.error
-    return FAILED, f"{first.side}: {first.error}"
+  if run.cause is not None:
+    if run.cause.is_input:
+      return ERROR, run.cause.error
+    return FAILED, f"{run.cause.side}: {run.cause.error}"
   for round_ in run.rounds.values():
     if round_.outcome != "published":
       reason = round_.reason or "no outcome was reported"
