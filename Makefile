@@ -28,7 +28,7 @@ lint: $(STAMP)
 	$(BIN)/lint-imports setup.cfg
 	$(BIN)/shellcheck tools/*.sh .ci/run
 	$(BIN)/python -m laneweave.tools.check_build
-	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/pyright --project $(VENV)/typing/laneweave --pythonpath $(BIN)/python
 
 $(STAMP):
 	@bash tools/install.sh $(VENV) $(LOCK)

@@ -153,7 +153,7 @@ def emit(
   rules = sorted({f'"{t.rule}"' for t in targets})
   top = folder.split("/", 1)[0]
   visible = _VISIBLE.get(top, "//:__subpackages__")
-  package = [("default_visibility", [visible])]
+  package: list[tuple[str, Any]] = [("default_visibility", [visible])]
   if top == "tests":
     package.insert(0, ("default_testonly", True))
   blocks = [

@@ -29,6 +29,6 @@ echo "Installing $lock in $venv (about 1.6 GB; minutes the first time)"
 "${pip[@]}" install --require-hashes --no-deps -r "$lock"
 "${pip[@]}" install --no-deps --no-build-isolation --editable .
 
-# pyright does not follow the editable install; it finds the root here.
+# pyright does not follow the editable install: here it finds the package.
 mkdir -p "$venv/typing"
 ln -sfn ../.. "$venv/typing/laneweave"
