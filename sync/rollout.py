@@ -7,7 +7,6 @@ it likes, and nothing is ever written into it.
 
 import collections.abc
 import functools
-import resource
 import threading
 import time
 import types
@@ -18,6 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from laneweave.sync import manifest as manifest_lib
+from laneweave.sync import memory
 from laneweave.sync import rounds
 from laneweave.sync import verify as verify_lib
 from laneweave.sync.config import SyncConfig
@@ -322,7 +322,6 @@ class RolloutSync:
     self._report(current, rounds.ABORTED, reason)
 
   def _report(self, current, outcome, reason):
-    peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     self._client.report(
       control_pb2.ReportRequest(
         key=self._client.key(current),
@@ -330,7 +329,7 @@ class RolloutSync:
         reason=reason,
         mismatched=self._mismatched,
         timings=self.timings,
-        peak_rss_bytes=peak_kib * 1024,
+        peak_rss_bytes=memory.peak_rss_bytes(),
       )
     )
 
