@@ -17,8 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from laneweave.sync import manifest as manifest_lib
-from laneweave.sync import memory
-from laneweave.sync import rounds
+from laneweave.sync import memory, rounds
 from laneweave.sync import verify as verify_lib
 from laneweave.sync.config import SyncConfig
 from laneweave.sync.control import client as client_lib

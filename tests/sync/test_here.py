@@ -17,7 +17,7 @@ from laneweave.sync import (
   round_weights,
   verify,
 )
-from tests.sync import commands
+from laneweave.tests.sync import commands
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import signal
 import psutil
 import pytest
 
-from tests.sync import commands
+from laneweave.tests.sync import commands
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from tests.sync import commands
+from laneweave.tests.sync import commands
 
 _TOOLS = pathlib.Path(__file__).parents[2] / "tools"
 _FAST = ("--kernel_backend=xla", "--timeout_s=60")

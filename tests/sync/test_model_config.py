@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 from laneweave.sync import meshes, model_config, sharding_rules
-from tests.sync import fixtures
+from laneweave.tests.sync import fixtures
 
 FIELDS = {
   "num_decoder_layers": 2,
