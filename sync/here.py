@@ -4,6 +4,7 @@ import collections.abc
 import queue
 import threading
 import time
+from typing import Any
 
 import jax
 
@@ -72,7 +73,7 @@ def run(
 def _devices(first: int, count: int) -> job.Devices:
   """Devices of a side: its own where there are enough, else shared ones."""
 
-  def find() -> list[jax.Device]:
+  def find() -> list[Any]:
     found = jax.devices()
     return found[first:] if len(found) >= first + count else found
 

@@ -3,6 +3,7 @@
 import collections.abc
 import contextlib
 import traceback
+from typing import Any
 
 import jax
 import numpy as np
@@ -20,7 +21,7 @@ from laneweave.sync import manifest as manifest_lib
 from laneweave.sync.job_setup import InputError, Setup, blames_input
 from laneweave.sync.transport import base, create
 
-type Devices = collections.abc.Callable[[], list[jax.Device]]
+type Devices = collections.abc.Callable[[], list[Any]]
 
 
 class JobError(RuntimeError):
@@ -54,7 +55,9 @@ def run(
     is_input = isinstance(error, InputError)
     if not isinstance(error, (InputError, JobError)):
       traceback.print_exc()
-    text = " ".join(str(error).split()) or type(error).__name__
+    # With `weight_sync_debug` a note names the parameter.
+    said = " ".join([str(error), *getattr(error, "__notes__", ())])
+    text = " ".join(said.split()) or type(error).__name__
     link.emit(
       "failed",
       error=text[:_LONGEST_ERROR],
@@ -91,6 +94,7 @@ def _trainer(setup: Setup, link: progress.Link, devices: Devices) -> int:
   with contextlib.closing(sync):
     with blames_input():
       mesh = options.trainer_mesh.build(devices(), "trainer_mesh")
+      _check_backend(options.kernel_backend, mesh)
     _tell_plan(link, setup, mesh, options.trainer_mesh, sync.transport)
     link.emit("listening", address=sync.control_address)
     arrays = setup.place(mesh)
@@ -104,6 +108,16 @@ def _trainer(setup: Setup, link: progress.Link, devices: Devices) -> int:
       outcome = sync.serve_round(options.timeout_s)
       _end_round(link, number, outcome, sync.timings)
   return options.rounds
+
+
+def _check_backend(backend: str, mesh: jax.sharding.Mesh) -> None:
+  """Refuses a backend that these devices do not have."""
+  platform = mesh.devices.flat[0].platform
+  if backend == "mosaic" and platform != "tpu":
+    raise ValueError(
+      f"`--kernel_backend=mosaic` runs on TPU, and the devices are {platform};"
+      " use interpret, xla or auto"
+    )
 
 
 def _tell_plan(link, setup, mesh, spec, transport) -> None:
@@ -154,6 +168,7 @@ def _rollout(setup: Setup, link: progress.Link, devices: Devices) -> int | None:
     # Loads the transport's native code, which has to come before devices.
     create.resolve_name(options.transport, setup.cfg.use_raiden_ffi)
     mesh = options.rollout_mesh.build(devices(), "rollout_mesh")
+    _check_backend(options.kernel_backend, mesh)
   target = setup.target(mesh)
   address = options.controller_address
   if address in (None, flags.ADDRESS_FROM_STDIN):
