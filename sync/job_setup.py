@@ -172,8 +172,19 @@ def set_up(options: flags.Options) -> Setup:
       raise
 
 
+def _check_widths(flat) -> None:
+  """Refuses numbers that JAX would make narrower without a word."""
+  for name, x in flat.items():
+    if x.dtype == np.float64:
+      raise ValueError(
+        f"`{name}` is float64{list(x.shape)}, which JAX does not keep; save it"
+        " as float32"
+      )
+
+
 def _set_up(options, opened) -> Setup:
   flat = tree.flatten(opened.shapes)
+  _check_widths(flat)
   # `flatten` keeps the leaves and their order.
   originals = dict(zip(flat, opened.shapes, strict=True))
   fields = model_config.load(options.maxtext_config, options.checkpoint)

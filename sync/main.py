@@ -27,7 +27,13 @@ def _interrupt(number: int, _) -> NoReturn:
 def _take_stdout() -> TextIO:
   """Keeps standard output for this module; others write to standard error."""
   sys.stdout.flush()
-  mine = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
+  mine = os.fdopen(
+    os.dup(1),
+    "w",
+    encoding=sys.stdout.encoding,
+    errors="replace",
+    buffering=1,
+  )
   os.dup2(2, 1)
   return mine
 
@@ -131,7 +137,8 @@ def main(
 def run() -> NoReturn:
   """Entry point of the console script."""
   out = _take_stdout()
-  arguments = sys.argv[1:]
+  # Other flags will follow these, which `--` would turn into arguments.
+  arguments = [argument for argument in sys.argv[1:] if argument != "--"]
   if any(argument in _HELP for argument in arguments):
     print(f"{__doc__}\n{flags.describe()}", file=out, flush=True)
     sys.exit(0)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from laneweave.sync import (
+  convert,
   display,
   flags,
   here,
@@ -74,6 +75,26 @@ def test_a_wrong_fingerprint_keeps_the_old_version(monkeypatch, options):
   assert fields["serving_version"] == 1
   assert fields["mismatched_tensors"] == 1
   assert [r["outcome"] for r in fields["per_round"]] == ["published", "aborted"]
+
+
+def test_in_debug_mode_the_parameter_that_fails_is_named(monkeypatch, options):
+  def failing(self, entry, *rest):
+    if entry.sources[0].endswith("wo.kernel"):
+      raise RuntimeError("out of memory")
+    return launch(self, entry, *rest)
+
+  launch = convert.Converter._launch
+  monkeypatch.setattr(convert.Converter, "_launch", failing)
+  fields, _ = run(dataclasses.replace(options, weight_sync_debug=True))
+  assert report.exit_code(fields) == 1
+  assert "out of memory" in fields["error"]
+  assert "`decoder.layers.mlp.wo.kernel` failed" in fields["error"]
+
+
+def test_kernels_of_another_platform_are_an_input_error(options):
+  fields, _ = run(dataclasses.replace(options, kernel_backend="mosaic"))
+  assert report.exit_code(fields) == 2
+  assert "`--kernel_backend=mosaic`" in fields["error"]
 
 
 def test_without_verification_nothing_is_claimed(options):
