@@ -1,12 +1,12 @@
 """The rollout's session: receives into staging, verifies, publishes.
 
 What is served and what is received are never the same arrays. Every round gets
-new staging arrays: a reader may hold on to what it was served for as long as
-it likes, and nothing is ever written into it.
+new staging arrays, and those of the version before are freed as soon as nobody
+holds them: a reader may keep what it was served for as long as it likes, and
+nothing is ever written into it.
 """
 
 import collections.abc
-import functools
 import threading
 import time
 import types
@@ -14,22 +14,17 @@ from typing import Any
 
 from absl import logging
 import jax
-import jax.numpy as jnp
 
-from laneweave.sync import manifest as manifest_lib
-from laneweave.sync import memory, rounds
+from laneweave.sync import acceptance, memory, rounds
 from laneweave.sync import verify as verify_lib
 from laneweave.sync.config import SyncConfig
 from laneweave.sync.control import client as client_lib
 from laneweave.sync.control import control_pb2
-from laneweave.sync.transport import base, create
+from laneweave.sync.transport import create, variables
 
-VERIFY = ("fingerprint", "off")
-
-
-@functools.partial(jax.jit, static_argnums=(0, 1), static_argnames="sharding")
-def _zeros(shape, dtype, *, sharding):
-  return jax.lax.with_sharding_constraint(jnp.zeros(shape, dtype), sharding)
+_IDLE, _ABORTED, _PUBLISHED = "idle", "aborted", "published"
+_BOUND, _RECEIVED, _VERIFIED = "bound", "received", "verified"
+_OPEN = (_BOUND, _RECEIVED, _VERIFIED)
 
 
 class RolloutSync:
@@ -46,6 +41,9 @@ class RolloutSync:
           sync.abort("fingerprints differ")
 
   Phases are idempotent for the round they were called for and refuse another.
+  Phases exclude each other; `serving` can be read at any time from any thread.
+  After a `TransportError` that says that the trainer is gone, `join` finds the
+  one that was started in its place.
 
   Attributes:
     transport: The transport in use: "raiden" or "local".
@@ -78,20 +76,15 @@ class RolloutSync:
       verify: "fingerprint" or "off": publish unverified.
 
     Raises:
-      ValueError: an option that does not exist, or a leaf without a sharding.
+      ValueError: an option that does not exist, or leaves without a sharding,
+        with one that splits them unevenly, or on different meshes.
       RuntimeError: the transport cannot be had here.
     """
-    if verify not in VERIFY:
-      raise ValueError(f"`verify` {verify!r} is not one of {', '.join(VERIFY)}")
-    bare = [
-      n for n, x in target.items() if getattr(x, "sharding", None) is None
-    ]
-    if bare or not target:
-      raise ValueError(
-        "`target` must name at least one array, each with a sharding"
-        + (f"; `{bare[0]}` has none" if bare else "")
-      )
-    self._target = {n: target[n] for n in manifest_lib.sort_names(target)}
+    create.check_options(
+      verify=verify, parallelism=parallelism, bind_ip=bind_ip
+    )
+    self._target = acceptance.abstract(target)
+    self._variables = variables.variables_of(self._target)
     self._cfg = cfg
     self._verify = verify
     self._replica = replica
@@ -104,12 +97,15 @@ class RolloutSync:
       bind_ip=bind_ip,
     )
     self._client = client_lib.ControlClient(control_address, replica)
+    self._phases = threading.RLock()
     self._lock = threading.Lock()
     self._serving: collections.abc.Mapping[str, jax.Array] | None = None
     self._serving_version: int | None = None
-    self._staging: dict[str, jax.Array] = {}
+    self._staging: dict[str, Any] = {}
+    self._arrived: dict[str, jax.Array] = {}
+    self._written = False
     self._round: rounds.RoundManifest | None = None
-    self._phase = "over"
+    self._phase = _IDLE
     self._mismatched: tuple[str, ...] = ()
     self.timings: dict[str, float] = {}
 
@@ -120,12 +116,7 @@ class RolloutSync:
     Raises:
       rounds.RoundError: nothing was published yet.
     """
-    with self._lock:
-      if self._serving is None:
-        raise rounds.RoundError(
-          "no version was published yet; there is nothing to serve"
-        )
-      return self._serving
+    return self.snapshot()[1]
 
   @property
   def serving_version(self) -> int | None:
@@ -133,29 +124,53 @@ class RolloutSync:
     with self._lock:
       return self._serving_version
 
+  def snapshot(self) -> tuple[int, collections.abc.Mapping[str, jax.Array]]:
+    """The version being served and its arrays, which belong together.
+
+    Raises:
+      rounds.RoundError: nothing was published yet.
+    """
+    with self._lock:
+      if self._serving is None or self._serving_version is None:
+        raise rounds.RoundError(
+          "no version was published yet; there is nothing to serve"
+        )
+      return self._serving_version, self._serving
+
   def join(self, timeout_s: float) -> None:
-    """Allocates staging and joins the trainer.
+    """Makes staging ready and joins the trainer; also one that came back.
+
+    A round that was under way is given up: its trainer is gone.
 
     Args:
       timeout_s: How long to wait for the trainer's first version.
 
     Raises:
-      base.TransportError: no trainer in time, or one that holds other arrays.
+      base.MismatchError: the trainer holds other arrays.
+      base.TransportError: no trainer in time.
     """
-    self._allocate()
-    self._endpoint.bind(self._staging)
-    self._client.join(self._endpoint.work_unit(), timeout_s)
+    with self._phases:
+      self._give_up()
+      self._round, self._phase = None, _IDLE
+      self._make_ready()
+      if self._verify != "off":
+        verify_lib.warm_up(self._staging, backend=self._cfg.kernel_backend)
+      self._client.join(self._endpoint.work_unit(), timeout_s)
 
-  def _allocate(self):
-    """New staging arrays, unless there are unused ones."""
+  def _give_up(self):
+    """Frees staging arrays if bytes were written into them."""
+    if self._written:
+      self._staging, self._arrived, self._written = {}, {}, False
+      self._endpoint.release()
+
+  def _make_ready(self):
+    """Binds staging arrays that were never written to."""
     if not self._staging:
-      self._staging = {
-        name: _zeros(tuple(x.shape), jnp.dtype(x.dtype), sharding=x.sharding)
-        for name, x in self._target.items()
-      }
+      self._staging = self._endpoint.allocate(self._target)
+    self._endpoint.bind(self._staging)
 
   def next_round(self, timeout_s: float) -> rounds.RoundManifest | None:
-    """Waits for a round; allocates its staging arrays meanwhile.
+    """Waits for a round.
 
     Args:
       timeout_s: How long to wait.
@@ -164,11 +179,12 @@ class RolloutSync:
       The manifest, or None when the trainer has ended the session.
 
     Raises:
-      base.TransportError: the trainer is gone, or nothing came in time.
+      base.TransportError: the trainer is gone or was started again since
+        `join`, or nothing came in time.
     """
-    self._allocate()
-    after = 0 if self._round is None else self._round.round_id
-    return self._client.next_round(after, timeout_s)
+    with self._phases:
+      after = 0 if self._round is None else self._round.round_id
+      return self._client.next_round(after, timeout_s)
 
   def bind(self, manifest: rounds.RoundManifest) -> None:
     """Makes staging ready for a round.
@@ -178,40 +194,25 @@ class RolloutSync:
 
     Raises:
       rounds.RoundError: the round, or its version, is an old one.
-      base.TransportError: the manifest names other arrays than the target.
+      base.MismatchError: the manifest names other arrays than the target.
     """
-    if self._round is not None:
-      if manifest == self._round and self._phase != "over":
+    with self._phases:
+      current = self._round
+      if current and manifest.key == current.key and self._phase in _OPEN:
         return
-      old = manifest.round_id <= self._round.round_id
-      if old or manifest.version <= self._round.version:
-        raise rounds.RoundError(
-          f"{manifest} is not newer than {self._round}, which this rollout"
-          " knows already"
-        )
-    problems = self._differences(manifest)
-    if problems:
-      raise base.TransportError(
-        f"{manifest} does not fit this rollout: " + "; ".join(problems[:5])
+      acceptance.refuse_stale(
+        manifest,
+        session=self._client.session,
+        last=self._round,
+        served=self.serving_version,
       )
-    self._allocate()
-    self._endpoint.bind(self._staging)
-    self._round, self._phase = manifest, "bound"
-    self._mismatched, self.timings = (), {}
-
-  def _differences(self, manifest):
-    offered = {
-      v.name: (v.shape, v.dtype, v.ordinal) for v in manifest.variables
-    }
-    wanted = {
-      name: (tuple(x.shape), jnp.dtype(x.dtype).name, i)
-      for i, (name, x) in enumerate(self._target.items())
-    }
-    return [
-      f"`{n}` is {offered.get(n)} there and {wanted.get(n)} here"
-      for n in manifest_lib.sort_names(offered.keys() | wanted.keys())
-      if offered.get(n) != wanted.get(n)
-    ]
+      acceptance.check_fit(
+        manifest, self._variables, verify=self._verify != "off"
+      )
+      self._give_up()
+      self._make_ready()
+      self._round, self._phase = manifest, _BOUND
+      self._mismatched, self.timings = (), {}
 
   def _expect(self, *phases) -> rounds.RoundManifest:
     """The current round, if it is in one of these phases."""
@@ -232,14 +233,16 @@ class RolloutSync:
       rounds.RoundError: not bound.
       base.TransportError: the transfer failed; what is served stays.
     """
-    if self._phase in ("received", "verified"):
-      return
-    key = self._client.key(self._expect("bound"))
-    self.timings["transfer"] = self._client.receive(key, timeout_s)
-    start = time.perf_counter()
-    self._staging = self._endpoint.load()
-    self.timings["h2d"] = time.perf_counter() - start
-    self._phase = "received"
+    with self._phases:
+      if self._phase in (_RECEIVED, _VERIFIED):
+        return
+      key = self._client.key(self._expect(_BOUND))
+      self.timings["transfer"] = self._client.receive(key, timeout_s)
+      start = time.perf_counter()
+      self._written = True
+      self._arrived = self._endpoint.load()
+      self.timings["h2d"] = time.perf_counter() - start
+      self._phase = _RECEIVED
 
   def verify(self) -> tuple[str, ...]:
     """Checks every array's fingerprint, on the devices.
@@ -251,19 +254,18 @@ class RolloutSync:
     Raises:
       rounds.RoundError: not received.
     """
-    if self._phase == "verified":
+    with self._phases:
+      if self._phase == _VERIFIED:
+        return self._mismatched
+      current = self._expect(_RECEIVED)
+      start = time.perf_counter()
+      if self._verify != "off":
+        self._mismatched = verify_lib.mismatched(
+          current, self._arrived, backend=self._cfg.kernel_backend
+        )
+      self.timings["verify"] = time.perf_counter() - start
+      self._phase = _VERIFIED
       return self._mismatched
-    current = self._expect("received")
-    start = time.perf_counter()
-    if self._verify == "off":
-      self._mismatched = ()
-    else:
-      self._mismatched = verify_lib.mismatched(
-        current, self._staging, backend=self._cfg.kernel_backend
-      )
-    self.timings["verify"] = time.perf_counter() - start
-    self._phase = "verified"
-    return self._mismatched
 
   def publish(self) -> int:
     """Serves what was received: one swap, for all arrays at once.
@@ -275,31 +277,36 @@ class RolloutSync:
       rounds.RoundError: not verified, or verified and found wrong.
       base.TransportError: published, but the trainer could not be told.
     """
-    current = self._expect("verified", "published")
-    if self._phase == "published":
+    with self._phases:
+      current = self._expect(_VERIFIED, _PUBLISHED)
+      if self._phase == _PUBLISHED:
+        return current.version
+      if self._mismatched:
+        raise rounds.RoundError(
+          f"{current}: {len(self._mismatched)} arrays are not what was"
+          f" sent, first `{self._mismatched[0]}`; abort it"
+        )
+      start = time.perf_counter()
+      arrived = types.MappingProxyType(self._arrived)
+      quiesced = time.perf_counter()
+      with self._lock:
+        # Kept to the end of the call: arrays nobody reads any more are freed
+        # after the pause, not in it.
+        before, self._serving = self._serving, arrived
+        self._serving_version = current.version
+      done = time.perf_counter()
+      del before
+      self._phase = _PUBLISHED
+      self._staging, self._arrived, self._written = {}, {}, False
+      self.timings["pause_s"] = done - quiesced
+      self.timings["publish"] = done - start
+      logging.info("%s published", current)
+      try:
+        self._report(current, rounds.PUBLISHED, "")
+      finally:
+        # Raiden must not keep hold of arrays that are served.
+        self._make_ready()
       return current.version
-    if self._mismatched:
-      raise rounds.RoundError(
-        f"{current}: {len(self._mismatched)} arrays are not what was"
-        f" sent, first `{self._mismatched[0]}`; abort it"
-      )
-    start = time.perf_counter()
-    staged = types.MappingProxyType(self._staging)
-    quiesced = time.perf_counter()
-    with self._lock:
-      # Kept to the end of the call: arrays nobody reads any more are freed
-      # after the pause, not in it.
-      before, self._serving = self._serving, staged
-      self._serving_version = current.version
-    done = time.perf_counter()
-    del before
-    self._staging = {}
-    self._phase = "published"
-    self.timings["pause_s"] = done - quiesced
-    self.timings["publish"] = done - start
-    logging.info("%s published", current)
-    self._report(current, rounds.PUBLISHED, "")
-    return current.version
 
   def abort(self, reason: str) -> None:
     """Gives a round up; what is served stays. Idempotent.
@@ -309,16 +316,16 @@ class RolloutSync:
 
     Raises:
       rounds.RoundError: the round is published.
+      base.TransportError: aborted, but the trainer could not be told.
     """
-    if self._phase in ("over", "aborted"):
-      return
-    current = self._expect("bound", "received", "verified")
-    self._phase = "aborted"
-    # A transfer that failed may still be writing: these arrays are not used
-    # again.
-    self._staging = {}
-    logging.warning("%s aborted: %s", current, reason)
-    self._report(current, rounds.ABORTED, reason)
+    with self._phases:
+      if self._phase in (_IDLE, _ABORTED):
+        return
+      current = self._expect(*_OPEN)
+      self._give_up()
+      self._phase = _ABORTED
+      logging.warning("%s aborted: %s", current, reason)
+      self._report(current, rounds.ABORTED, reason)
 
   def _report(self, current, outcome, reason):
     self._client.report(
@@ -336,4 +343,4 @@ class RolloutSync:
     """Ends this side; what is served stays readable. Idempotent."""
     self._client.close()
     self._endpoint.close()
-    self._staging = {}
+    self._staging, self._arrived = {}, {}

@@ -23,6 +23,7 @@ class RoundManifest:
   """What a round brings.
 
   Attributes:
+    session: Names the trainer's session; another one counts rounds anew.
     round_id: Counts rounds of a session, from 1.
     version: The trainer's version of the weights.
     seed: Seed of the fingerprints, two uint32 drawn anew each round.
@@ -30,11 +31,17 @@ class RoundManifest:
     fingerprints: uint32 [2] by name; empty where none were taken.
   """
 
+  session: str
   round_id: int
   version: int
   seed: tuple[int, int]
   variables: tuple[base.Variable, ...]
   fingerprints: collections.abc.Mapping[str, np.ndarray]
+
+  @property
+  def key(self) -> tuple[str, int, int]:
+    """What names the round: session, round and version."""
+    return self.session, self.round_id, self.version
 
   def __str__(self) -> str:
     return f"round {self.round_id}, version {self.version}"
@@ -122,6 +129,7 @@ def variable_from_wire(v: control_pb2.Variable) -> base.Variable:
 def manifest_to_wire(m: RoundManifest) -> control_pb2.RoundManifest:
   """The wire form of a manifest; not signed."""
   return control_pb2.RoundManifest(
+    session=m.session,
     round_id=m.round_id,
     version=m.version,
     seed=m.seed,
@@ -132,8 +140,27 @@ def manifest_to_wire(m: RoundManifest) -> control_pb2.RoundManifest:
 
 
 def manifest_from_wire(m: control_pb2.RoundManifest) -> RoundManifest:
-  """The inverse of `manifest_to_wire`."""
+  """The inverse of `manifest_to_wire`.
+
+  Args:
+    m: A message, which anyone may have written.
+
+  Returns:
+    The manifest.
+
+  Raises:
+    base.TransportError: the message is no manifest.
+  """
+  names = {v.name for v in m.variables}
+  odd = [v.name for v in m.variables if len(v.fingerprint) not in (0, 2)]
+  if len(m.seed) != 2 or len(names) != len(m.variables) or odd:
+    raise base.TransportError(
+      f"the manifest of round {m.round_id} is malformed: {len(m.seed)} seed"
+      f" words, {len(m.variables) - len(names)} repeated names, {len(odd)}"
+      " fingerprints that are not two words"
+    )
   return RoundManifest(
+    session=m.session,
     round_id=m.round_id,
     version=m.version,
     seed=(m.seed[0], m.seed[1]),
@@ -144,6 +171,21 @@ def manifest_from_wire(m: control_pb2.RoundManifest) -> RoundManifest:
       if v.fingerprint
     },
   )
+
+
+def bytes_to_sign(m: control_pb2.RoundManifest) -> bytes:
+  """What a signature of a manifest is over: the message without it.
+
+  Args:
+    m: The message, signed or not.
+
+  Returns:
+    Its deterministic serialisation.
+  """
+  unsigned = control_pb2.RoundManifest()
+  unsigned.CopyFrom(m)
+  unsigned.ClearField("signature")
+  return unsigned.SerializeToString(deterministic=True)
 
 
 def unit_to_wire(u: base.WorkUnit) -> control_pb2.WorkUnit:

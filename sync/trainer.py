@@ -1,5 +1,6 @@
 """The trainer's session: converts, stages and offers a version per round."""
 
+import dataclasses
 import secrets
 import time
 from typing import Any
@@ -15,8 +16,6 @@ from laneweave.sync import tree as tree_lib
 from laneweave.sync.config import SyncConfig
 from laneweave.sync.control import server as server_lib
 from laneweave.sync.transport import base, create
-
-VERIFY = ("fingerprint", "off")
 
 
 class TrainerSync:
@@ -59,13 +58,9 @@ class TrainerSync:
       ValueError: an option that does not exist.
       RuntimeError: the transport cannot be had here.
     """
-    if verify not in VERIFY:
-      raise ValueError(f"`verify` {verify!r} is not one of {', '.join(VERIFY)}")
-    if parallelism < 1 or replicas < 1:
-      raise ValueError(
-        f"`parallelism` {parallelism} and `replicas` {replicas} must be at"
-        " least 1"
-      )
+    create.check_options(
+      verify=verify, parallelism=parallelism, bind_ip=bind_ip, replicas=replicas
+    )
     self._cfg = cfg
     self._verify = verify
     self._replicas = replicas
@@ -77,15 +72,15 @@ class TrainerSync:
       parallelism=parallelism,
       bind_ip=bind_ip,
     )
+    self._server = server_lib.ControlServer(bind_ip=bind_ip, port=control_port)
     self._controller = create.controller(
       self.transport, parallelism=parallelism
     )
-    self._server = server_lib.ControlServer(bind_ip=bind_ip, port=control_port)
     self._converter: convert.Converter | None = None
     self._shapes: Any = None
     self._arrays: dict[str, jax.Array] = {}
     self._manifest: rounds.RoundManifest | None = None
-    self._offered = 0
+    self._outcome: rounds.RoundOutcome | None = None
     self.timings: dict[str, float] = {}
 
   @property
@@ -118,20 +113,19 @@ class TrainerSync:
       ValueError: the tree does not fit, or the version is an old one.
     """
     current = self._manifest
-    if current is not None and version <= current.version:
-      if version == current.version and self._arrays:
-        return current
+    if current is not None and version == current.version and self._arrays:
+      return current
+    if current is not None and version < current.version:
       raise ValueError(
-        f"`version` {version} is not newer than version {current.version},"
-        " which was prepared before; versions only grow"
+        f"`version` {version} is older than version {current.version}, which"
+        " was prepared before; versions only grow"
       )
     weights, _ = tree_lib.split_leaves(tree_lib.flatten(params))
     del params
     converter = self._plan(weights, target)
-    self._arrays = {}
-    self._endpoint.release()
     seed = np.array([secrets.randbits(32) for _ in range(2)], np.uint32)
     start = time.perf_counter()
+    self.release()
     if self._verify == "off":
       outputs, prints = {}, {}
       for piece, _ in converter.pieces(weights):
@@ -140,15 +134,19 @@ class TrainerSync:
       outputs, prints = converter.run(weights, seed)
     del weights
     names = manifest_lib.sort_names(outputs)
-    self._arrays = {name: outputs.pop(name) for name in names}
-    jax.block_until_ready(list(self._arrays.values()))
+    arrays = {name: outputs.pop(name) for name in names}
+    jax.block_until_ready(list(arrays.values()))
     converted = time.perf_counter()
-    self._endpoint.bind(self._arrays)
+    self._endpoint.bind(arrays)
     self._endpoint.stage()
     staged = time.perf_counter()
     self.timings = {"convert": converted - start, "d2h": staged - converted}
     unit = self._endpoint.work_unit()
+    if current is None or version != current.version:
+      self._outcome = None
+    self._arrays = arrays
     self._manifest = rounds.RoundManifest(
+      session=self._server.board.session,
       round_id=1 if current is None else current.round_id + 1,
       version=version,
       seed=(int(seed[0]), int(seed[1])),
@@ -156,7 +154,7 @@ class TrainerSync:
       fingerprints=prints,
     )
     self._controller.register(unit)
-    self._server.set_source(unit)
+    self._server.board.set_source(unit)
     logging.info("%s staged: %d arrays", self._manifest, len(names))
     return self._manifest
 
@@ -175,50 +173,56 @@ class TrainerSync:
     return self._converter
 
   def serve_round(self, timeout_s: float) -> rounds.RoundOutcome:
-    """Brings the staged version to every rollout.
+    """Brings the staged version to every rollout that has not published it.
+
+    Called again, it makes another round of the same version, with nothing
+    converted anew, for rollouts that gave the first one up or joined since;
+    where there are none, it returns the last outcome.
 
     Args:
       timeout_s: How long each step may take: joining, binding, the transfer,
         verification.
 
     Returns:
-      The outcome. A rollout that said nothing in time is `UNKNOWN` and must
-      join again.
+      The outcome. A rollout that said nothing in time must join again.
 
     Raises:
       rounds.RoundError: nothing is staged.
       base.TransportError: not enough rollouts joined in time.
     """
-    manifest = self._manifest
+    manifest, board = self._manifest, self._server.board
     if manifest is None or not self._arrays:
       raise rounds.RoundError("nothing is staged; call prepare() first")
-    units = self._server.wait_joined(self._replicas, timeout_s)
-    if manifest.round_id != self._offered:
-      self._server.offer(manifest)
-      self._offered = manifest.round_id
-    replicas = [u.replica for u in units]
-    ready = self._server.wait_ready(replicas, timeout_s)
-    error = self._transfer([u for u in units if u.replica in ready], timeout_s)
-    self._server.landed(error, self.timings.get("transfer", 0.0))
-    reports = self._server.wait_reports(sorted(ready), timeout_s)
-    for replica in replicas:
-      if replica not in reports:
-        self._server.forget(replica)
-        reports[replica] = rounds.ReplicaReport(
-          outcome=rounds.UNKNOWN,
-          reason=f"said nothing within {timeout_s:.0f} s",
-        )
-    outcome = rounds.RoundOutcome(
+    units = board.wait_joined(self._replicas, timeout_s)
+    if len(units) < self._replicas:
+      raise base.TransportError(
+        f"{len(units)} of {self._replicas} rollouts joined within"
+        f" {timeout_s:.0f} s; start them with"
+        f" --controller_address={self.control_address}"
+      )
+    units = [u for u in units if board.served(u.replica) != manifest.version]
+    if self._outcome is not None:
+      if not units:
+        return self._outcome
+      manifest = dataclasses.replace(manifest, round_id=manifest.round_id + 1)
+      self._manifest = manifest
+    board.offer(manifest, [u.replica for u in units])
+    moving = board.begin(timeout_s)
+    error = self._transfer([u for u in units if u.replica in moving], timeout_s)
+    board.landed(error, self.timings.get("transfer", 0.0))
+    reports = board.end(timeout_s)
+    self._outcome = rounds.RoundOutcome(
       outcome=rounds.combine(reports.values()),
       round_id=manifest.round_id,
       version=manifest.version,
       replicas=reports,
     )
-    logging.info("%s: %s", manifest, outcome.outcome)
-    return outcome
+    logging.info("%s: %s", manifest, self._outcome.outcome)
+    return self._outcome
 
   def _transfer(self, units, timeout_s) -> str:
     """Runs the transfer; "" or what went wrong."""
+    self.timings.pop("transfer", None)
     if not units:
       return "no rollout was ready"
     start = time.perf_counter()
@@ -240,7 +244,10 @@ class TrainerSync:
     return ""
 
   def release(self) -> None:
-    """Lets go of the converted arrays; idempotent."""
+    """Frees the converted arrays on the devices; idempotent.
+
+    Host staging stays for the next version, which has the same size.
+    """
     self._arrays = {}
     self._endpoint.release()
 

@@ -1,6 +1,7 @@
 """Whether what arrived is what was sent, and in its place."""
 
 import collections.abc
+from typing import Any
 
 import jax
 import numpy as np
@@ -44,6 +45,21 @@ def mismatched(
     if np.array_equal(words, manifest.fingerprints[name])
   }
   return tuple(v.name for v in manifest.variables if v.name not in matched)
+
+
+def warm_up(
+  arrays: collections.abc.Mapping[str, Any], *, backend: str = "auto"
+) -> None:
+  """Compiles what `mismatched` runs, so that no round waits for it.
+
+  Args:
+    arrays: Arrays like those that are going to arrive; shapes without arrays
+      are left out.
+    backend: See `kernels.execute.BACKENDS`.
+  """
+  fingerprints.fingerprint_many(
+    [x for x in arrays.values() if isinstance(x, jax.Array)], backend=backend
+  )
 
 
 def health(

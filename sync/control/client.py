@@ -8,11 +8,17 @@ from laneweave.sync import rounds
 from laneweave.sync.control import control_pb2, control_pb2_grpc, server
 from laneweave.sync.transport import base
 
-_CALL_S = 20.0
+# Beyond what the trainer was asked to wait: for the answer to come.
+_ANSWER_S = 10.0
+_POLL_S = 5.0
 
 
 class ControlClient:
-  """Calls a trainer; every call has a deadline."""
+  """Calls a trainer; every call has a deadline.
+
+  Attributes:
+    session: The trainer's session; "" before it was joined.
+  """
 
   def __init__(self, address: str, replica: str):
     """Keeps the address; nothing is sent yet.
@@ -23,11 +29,14 @@ class ControlClient:
     """
     self._address = address
     self._replica = replica
+    self.session = ""
     self._channel = grpc.insecure_channel(
       address,
       options=[
         ("grpc.max_receive_message_length", server.MESSAGE_BYTES),
         ("grpc.enable_http_proxy", 0),
+        # A trainer that is started again is found again soon.
+        ("grpc.max_reconnect_backoff_ms", 1000),
       ],
     )
     self._stub = control_pb2_grpc.WeightSyncStub(self._channel)
@@ -40,21 +49,19 @@ class ControlClient:
       timeout_s: How long to wait for the trainer and its first weights.
 
     Raises:
-      base.TransportError: no trainer in time, or one that holds other arrays.
+      base.MismatchError: the trainer holds other arrays.
+      base.TransportError: no trainer in time.
     """
     request = control_pb2.JoinRequest(unit=rounds.unit_to_wire(unit))
     deadline = time.monotonic() + timeout_s
-    while True:
-      left = deadline - time.monotonic()
-      if left <= 0:
-        raise base.TransportError(
-          f"no trainer with weights to offer at {self._address} within"
-          f" {timeout_s:.0f} s; check `controller_address` and that the"
-          " trainer runs"
-        )
+    said = "nobody answered"
+    while (left := deadline - time.monotonic()) > 0:
+      request.wait_s = min(left, _POLL_S)
       try:
         reply = self._stub.Join(
-          request, timeout=min(left, _CALL_S), wait_for_ready=True
+          request,
+          timeout=min(left, request.wait_s + _ANSWER_S),
+          wait_for_ready=True,
         )
       except grpc.RpcError as error:
         if error.code() not in (
@@ -62,15 +69,19 @@ class ControlClient:
           grpc.StatusCode.UNAVAILABLE,
         ):
           raise self._failed("Join", error) from None
-        continue
-      if list(reply.problems) == ["the trainer has nothing to offer"]:
+        time.sleep(0.1)
         continue
       if reply.problems:
-        raise base.TransportError(
-          f"{len(reply.problems)} problem(s) between trainer and rollout: "
-          + "; ".join(reply.problems[:5])
-        )
-      return
+        raise base.MismatchError("trainer and rollout", reply.problems)
+      if not reply.nothing_staged:
+        self.session = reply.session
+        return
+      said = "it has nothing staged"
+    raise base.TransportError(
+      f"no trainer with weights to offer at {self._address} within"
+      f" {timeout_s:.0f} s ({said}); check `controller_address` and that the"
+      " trainer runs"
+    )
 
   def next_round(
     self, after_round: int, timeout_s: float
@@ -85,16 +96,20 @@ class ControlClient:
       The manifest, or None when the trainer has ended.
 
     Raises:
-      base.TransportError: the trainer is gone, or nothing came in time.
+      base.TransportError: the trainer is gone or does not know this rollout,
+        or nothing came in time.
     """
     deadline = time.monotonic() + timeout_s
     request = control_pb2.NextRoundRequest(
-      replica=self._replica, after_round=after_round
+      replica=self._replica, after_round=after_round, session=self.session
     )
-    while time.monotonic() < deadline:
-      offer = self._call("NextRound", request, _CALL_S)
+    while (left := deadline - time.monotonic()) > 0:
+      request.wait_s = min(left, _POLL_S)
+      offer = self._call("NextRound", request, request.wait_s + _ANSWER_S)
       if offer.closed:
         return None
+      if offer.error:
+        raise base.TransportError(offer.error)
       if offer.HasField("manifest"):
         return rounds.manifest_from_wire(offer.manifest)
     raise base.TransportError(
@@ -129,7 +144,7 @@ class ControlClient:
     Raises:
       base.TransportError: the trainer is gone or knows another round.
     """
-    reply = self._call("Report", request, _CALL_S)
+    reply = self._call("Report", request, _ANSWER_S)
     if reply.error:
       raise base.TransportError(reply.error)
 
@@ -137,6 +152,7 @@ class ControlClient:
     """The key of a round for this rollout's calls."""
     return control_pb2.RoundKey(
       replica=self._replica,
+      session=manifest.session,
       round_id=manifest.round_id,
       version=manifest.version,
     )
@@ -150,6 +166,8 @@ class ControlClient:
       return getattr(self._stub, method)(request, timeout=timeout_s)
     except grpc.RpcError as error:
       raise self._failed(method, error) from None
+    except ValueError as error:
+      raise base.TransportError(f"{method} after close(): {error}") from None
 
   def _failed(self, method, error):
     code = error.code()

@@ -7,14 +7,16 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class RoundKey(_message.Message):
-    __slots__ = ("replica", "round_id", "version")
+    __slots__ = ("replica", "round_id", "version", "session")
     REPLICA_FIELD_NUMBER: _ClassVar[int]
     ROUND_ID_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
     replica: str
     round_id: int
     version: int
-    def __init__(self, replica: _Optional[str] = ..., round_id: _Optional[int] = ..., version: _Optional[int] = ...) -> None: ...
+    session: str
+    def __init__(self, replica: _Optional[str] = ..., round_id: _Optional[int] = ..., version: _Optional[int] = ..., session: _Optional[str] = ...) -> None: ...
 
 class Variable(_message.Message):
     __slots__ = ("name", "ordinal", "shape", "dtype", "mesh_shape", "sharding_spec", "global_shard_indices", "fingerprint")
@@ -57,46 +59,60 @@ class WorkUnit(_message.Message):
     def __init__(self, job: _Optional[str] = ..., replica: _Optional[str] = ..., endpoints: _Optional[_Iterable[str]] = ..., control_address: _Optional[str] = ..., mesh_shape: _Optional[_Iterable[int]] = ..., mesh_axes: _Optional[_Iterable[str]] = ..., linear_staging: _Optional[bool] = ..., variables: _Optional[_Iterable[_Union[Variable, _Mapping]]] = ...) -> None: ...
 
 class RoundManifest(_message.Message):
-    __slots__ = ("round_id", "version", "seed", "variables", "signature")
+    __slots__ = ("round_id", "version", "seed", "variables", "signature", "session")
     ROUND_ID_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     VARIABLES_FIELD_NUMBER: _ClassVar[int]
     SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
     round_id: int
     version: int
     seed: _containers.RepeatedScalarFieldContainer[int]
     variables: _containers.RepeatedCompositeFieldContainer[Variable]
     signature: bytes
-    def __init__(self, round_id: _Optional[int] = ..., version: _Optional[int] = ..., seed: _Optional[_Iterable[int]] = ..., variables: _Optional[_Iterable[_Union[Variable, _Mapping]]] = ..., signature: _Optional[bytes] = ...) -> None: ...
+    session: str
+    def __init__(self, round_id: _Optional[int] = ..., version: _Optional[int] = ..., seed: _Optional[_Iterable[int]] = ..., variables: _Optional[_Iterable[_Union[Variable, _Mapping]]] = ..., signature: _Optional[bytes] = ..., session: _Optional[str] = ...) -> None: ...
 
 class JoinRequest(_message.Message):
-    __slots__ = ("unit",)
+    __slots__ = ("unit", "wait_s")
     UNIT_FIELD_NUMBER: _ClassVar[int]
+    WAIT_S_FIELD_NUMBER: _ClassVar[int]
     unit: WorkUnit
-    def __init__(self, unit: _Optional[_Union[WorkUnit, _Mapping]] = ...) -> None: ...
+    wait_s: float
+    def __init__(self, unit: _Optional[_Union[WorkUnit, _Mapping]] = ..., wait_s: _Optional[float] = ...) -> None: ...
 
 class JoinReply(_message.Message):
-    __slots__ = ("problems",)
+    __slots__ = ("problems", "nothing_staged", "session")
     PROBLEMS_FIELD_NUMBER: _ClassVar[int]
+    NOTHING_STAGED_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
     problems: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, problems: _Optional[_Iterable[str]] = ...) -> None: ...
+    nothing_staged: bool
+    session: str
+    def __init__(self, problems: _Optional[_Iterable[str]] = ..., nothing_staged: _Optional[bool] = ..., session: _Optional[str] = ...) -> None: ...
 
 class NextRoundRequest(_message.Message):
-    __slots__ = ("replica", "after_round")
+    __slots__ = ("replica", "after_round", "wait_s", "session")
     REPLICA_FIELD_NUMBER: _ClassVar[int]
     AFTER_ROUND_FIELD_NUMBER: _ClassVar[int]
+    WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
     replica: str
     after_round: int
-    def __init__(self, replica: _Optional[str] = ..., after_round: _Optional[int] = ...) -> None: ...
+    wait_s: float
+    session: str
+    def __init__(self, replica: _Optional[str] = ..., after_round: _Optional[int] = ..., wait_s: _Optional[float] = ..., session: _Optional[str] = ...) -> None: ...
 
 class RoundOffer(_message.Message):
-    __slots__ = ("manifest", "closed")
+    __slots__ = ("manifest", "closed", "error")
     MANIFEST_FIELD_NUMBER: _ClassVar[int]
     CLOSED_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
     manifest: RoundManifest
     closed: bool
-    def __init__(self, manifest: _Optional[_Union[RoundManifest, _Mapping]] = ..., closed: _Optional[bool] = ...) -> None: ...
+    error: str
+    def __init__(self, manifest: _Optional[_Union[RoundManifest, _Mapping]] = ..., closed: _Optional[bool] = ..., error: _Optional[str] = ...) -> None: ...
 
 class ReceiveReply(_message.Message):
     __slots__ = ("error", "transfer_s")

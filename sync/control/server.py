@@ -1,24 +1,28 @@
-"""The trainer's end of the control messages."""
+"""The trainer's end of the control messages: calls of rollouts on a board."""
 
-import collections.abc
 import concurrent.futures
-import threading
-import time
+import ipaddress
 
+from absl import logging
 import grpc
 
 from laneweave.sync import rounds
+from laneweave.sync.control import board as board_lib
 from laneweave.sync.control import control_pb2, control_pb2_grpc
 from laneweave.sync.transport import base
 
 # A message holds names, shapes and shards, about 200 bytes a variable.
 MESSAGE_BYTES = 64 << 20
-_POLL_S = 5.0
-_FAREWELL_S = 5.0
+_LONGEST_POLL_S = 10.0
 
 
 class ControlServer(control_pb2_grpc.WeightSyncServicer):
-  """Holds what rollouts ask for; one lock, one condition."""
+  """The service of control.proto.
+
+  Attributes:
+    address: "host:port" that rollouts join.
+    board: What the trainer's session writes on.
+  """
 
   def __init__(self, *, bind_ip: str, port: int):
     """Starts to listen.
@@ -30,15 +34,7 @@ class ControlServer(control_pb2_grpc.WeightSyncServicer):
     Raises:
       base.TransportError: the address cannot be listened on.
     """
-    self._change = threading.Condition()
-    self._source: base.WorkUnit | None = None
-    self._units: dict[str, base.WorkUnit] = {}
-    self._manifest: rounds.RoundManifest | None = None
-    self._ready: set[str] = set()
-    self._landed: tuple[str, float] | None = None
-    self._reports: dict[str, rounds.ReplicaReport] = {}
-    self._closed = False
-    self._told: set[str] = set()
+    self.board = board_lib.Board()
     self._server = grpc.server(
       concurrent.futures.ThreadPoolExecutor(32, "control"),
       options=[
@@ -55,167 +51,75 @@ class ControlServer(control_pb2_grpc.WeightSyncServicer):
         " `bind_ip`"
       ) from None
     self.address = f"{bind_ip}:{bound}"
+    if not _is_loopback(bind_ip):
+      logging.warning(
+        "control messages on %s are neither encrypted nor signed: use a"
+        " network that only the job can reach",
+        self.address,
+      )
     self._server.start()
 
-  # What the trainer's session calls.
-
-  def set_source(self, unit: base.WorkUnit) -> None:
-    """Makes the trainer's side known; joins waiting for it go on."""
-    with self._change:
-      self._source = unit
-      self._change.notify_all()
-
-  def wait_joined(self, count: int, timeout_s: float) -> list[base.WorkUnit]:
-    """Waits until `count` rollouts have joined."""
-    with self._change:
-      if not self._change.wait_for(
-        lambda: len(self._units) >= count, timeout_s
-      ):
-        raise base.TransportError(
-          f"{len(self._units)} of {count} rollouts joined within"
-          f" {timeout_s:.0f} s; start them with"
-          f" --controller_address={self.address}"
-        )
-      return list(self._units.values())
-
-  def offer(self, manifest: rounds.RoundManifest) -> None:
-    """Offers a round to every rollout."""
-    with self._change:
-      self._manifest = manifest
-      self._ready, self._reports, self._landed = set(), {}, None
-      self._change.notify_all()
-
-  def wait_ready(
-    self, replicas: collections.abc.Collection[str], timeout_s: float
-  ) -> set[str]:
-    """Waits until these rollouts are ready or gave up; those ready."""
-    with self._change:
-      self._change.wait_for(
-        lambda: set(replicas) <= self._ready | self._reports.keys(),
-        timeout_s,
-      )
-      return self._ready & set(replicas)
-
-  def landed(self, error: str, transfer_s: float) -> None:
-    """Says that the transfer is over."""
-    with self._change:
-      self._landed = (error, transfer_s)
-      self._change.notify_all()
-
-  def wait_reports(
-    self, replicas: collections.abc.Collection[str], timeout_s: float
-  ) -> dict[str, rounds.ReplicaReport]:
-    """Waits for reports; those that came."""
-    with self._change:
-      self._change.wait_for(
-        lambda: set(replicas) <= self._reports.keys(), timeout_s
-      )
-      return dict(self._reports)
-
-  def forget(self, replica: str) -> None:
-    """Forgets a rollout that said nothing; it must join again."""
-    with self._change:
-      self._units.pop(replica, None)
-
   def close(self) -> None:
-    """Tells rollouts that there is no next round, and stops; idempotent."""
-    with self._change:
-      self._closed = True
-      self._change.notify_all()
-      # Rollouts ask for the next round after they reported: let them hear.
-      self._change.wait_for(
-        lambda: self._units.keys() <= self._told, _FAREWELL_S
-      )
+    """Says goodbye to rollouts and stops; idempotent."""
+    self.board.close()
     self._server.stop(grace=1).wait(2)
-
-  # What rollouts call.
 
   def Join(
     self, request: control_pb2.JoinRequest, context: grpc.ServicerContext
   ) -> control_pb2.JoinReply:
     """See control.proto."""
-    unit = rounds.unit_from_wire(request.unit)
-    with self._change:
-      self._wait(context, lambda: self._source is not None or self._closed)
-      if self._source is None:
-        return control_pb2.JoinReply(
-          problems=["the trainer has nothing to offer"]
-        )
-      problems = base.preflight(self._source, unit)
-      if not problems:
-        self._units[unit.replica] = unit
-        self._change.notify_all()
-      return control_pb2.JoinReply(problems=problems)
+    problems = self.board.join(
+      rounds.unit_from_wire(request.unit),
+      context.is_active,
+      _poll_s(request.wait_s),
+    )
+    return control_pb2.JoinReply(
+      problems=problems,
+      nothing_staged=problems is None,
+      session=self.board.session,
+    )
 
   def NextRound(
     self, request: control_pb2.NextRoundRequest, context: grpc.ServicerContext
   ) -> control_pb2.RoundOffer:
     """See control.proto."""
-
-    def is_new() -> bool:
-      current = self._manifest
-      return current is not None and current.round_id > request.after_round
-
-    with self._change:
-      self._wait(context, lambda: self._closed or is_new())
-      offer = control_pb2.RoundOffer(closed=self._closed)
-      if self._closed:
-        self._told.add(request.replica)
-        self._change.notify_all()
-      elif self._manifest is not None and is_new():
-        offer.manifest.CopyFrom(rounds.manifest_to_wire(self._manifest))
-      return offer
+    request.wait_s = _poll_s(request.wait_s)
+    manifest, closed, error = self.board.next_round(request, context.is_active)
+    return control_pb2.RoundOffer(
+      manifest=None if manifest is None else rounds.manifest_to_wire(manifest),
+      closed=closed,
+      error=error,
+    )
 
   def Receive(
     self, request: control_pb2.RoundKey, context: grpc.ServicerContext
   ) -> control_pb2.ReceiveReply:
     """See control.proto."""
-    with self._change:
-      if error := self._stale(request):
-        return control_pb2.ReceiveReply(error=error)
-      self._ready.add(request.replica)
-      self._change.notify_all()
-      self._wait(
-        context, lambda: self._landed is not None or self._closed, slices=None
-      )
-      if self._landed is None:
-        return control_pb2.ReceiveReply(error="the trainer ended the session")
-      error, seconds = self._landed
-      return control_pb2.ReceiveReply(error=error, transfer_s=seconds)
+    error, seconds = self.board.receive(request, context.is_active)
+    return control_pb2.ReceiveReply(error=error, transfer_s=seconds)
 
   def Report(
     self, request: control_pb2.ReportRequest, context: grpc.ServicerContext
   ) -> control_pb2.ReportReply:
     """See control.proto."""
     del context
-    with self._change:
-      if error := self._stale(request.key):
-        return control_pb2.ReportReply(error=error)
-      self._reports[request.key.replica] = rounds.ReplicaReport(
-        outcome=request.outcome,
-        reason=request.reason,
-        mismatched=tuple(request.mismatched),
-        timings=dict(request.timings),
-        peak_rss_bytes=request.peak_rss_bytes,
-      )
-      self._change.notify_all()
-    return control_pb2.ReportReply()
+    report = rounds.ReplicaReport(
+      outcome=request.outcome,
+      reason=request.reason,
+      mismatched=tuple(request.mismatched),
+      timings=dict(request.timings),
+      peak_rss_bytes=request.peak_rss_bytes,
+    )
+    return control_pb2.ReportReply(error=self.board.report(request.key, report))
 
-  def _stale(self, key) -> str:
-    current = self._manifest
-    if current is None:
-      return f"round {key.round_id} is unknown: none was offered yet"
-    if (key.round_id, key.version) != (current.round_id, current.version):
-      return (
-        f"round {key.round_id}, version {key.version} is not the current"
-        f" one ({current})"
-      )
-    return ""
 
-  def _wait(self, context, done, slices: float | None = _POLL_S):
-    """Waits on the condition until done or the caller has given up."""
-    end = None if slices is None else time.monotonic() + slices
-    while not done() and context.is_active():
-      if end is not None and time.monotonic() >= end:
-        return
-      self._change.wait(0.5)
+def _poll_s(wait_s: float) -> float:
+  """A caller's wait, within bounds; NaN is none."""
+  return min(wait_s, _LONGEST_POLL_S) if wait_s > 0 else 0.0
+
+
+def _is_loopback(ip: str) -> bool:
+  try:
+    return ipaddress.ip_address(ip.strip("[]")).is_loopback
+  except ValueError:
+    return ip == "localhost"

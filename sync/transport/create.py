@@ -5,6 +5,37 @@ import os
 from laneweave.sync.transport import base, local, resolve
 
 NAMES = ("auto", "raiden", "local")
+VERIFY = ("fingerprint", "off")
+
+
+def check_options(
+  *, verify: str, parallelism: int, bind_ip: str, replicas: int = 1
+) -> None:
+  """Checks what both sessions are given.
+
+  Args:
+    verify: One of `VERIFY`.
+    parallelism: Raiden's network streams.
+    bind_ip: Address to listen on and to be reached by.
+    replicas: Rollouts of a round.
+
+  Raises:
+    ValueError: with everything that is wrong.
+  """
+  problems = []
+  if verify not in VERIFY:
+    problems.append(f"`verify` {verify!r} is not one of {', '.join(VERIFY)}")
+  if parallelism < 1:
+    problems.append(f"`parallelism` {parallelism} must be at least 1")
+  if replicas < 1:
+    problems.append(f"`replicas` {replicas} must be at least 1")
+  if bind_ip in ("", "0.0.0.0", "::"):  # noqa: S104
+    problems.append(
+      f"`bind_ip` {bind_ip!r} is no address that the other side could reach;"
+      " give one of this host's own"
+    )
+  if problems:
+    raise ValueError("; ".join(problems))
 
 
 def resolve_name(name: str, use_raiden_ffi: bool | None) -> str:
@@ -34,6 +65,11 @@ def resolve_name(name: str, use_raiden_ffi: bool | None) -> str:
     raise RuntimeError(
       "`use_raiden_ffi` asks for Raiden's FFI, which this version does not"
       " drive; unset it to use the native synchronizer"
+    )
+  if choice.host_staging:
+    raise RuntimeError(
+      "proxy arrays (Pathways) would have to be staged on the client's host,"
+      " which this version does not do; use --transport=local in one process"
     )
   return choice.name
 

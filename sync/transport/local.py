@@ -6,10 +6,11 @@ must live in one process; nothing crosses a network.
 
 import collections.abc
 import itertools
+from typing import Any
 
 import jax
 
-from laneweave.sync.transport import base
+from laneweave.sync.transport import base, variables
 
 _ENDPOINTS: dict[str, "LocalEndpoint"] = {}
 _numbers = itertools.count()
@@ -28,24 +29,34 @@ class LocalEndpoint:
     self._job = job
     self._replica = replica
     self._address = f"local:{next(_numbers)}"
-    self._arrays: dict[str, jax.Array] = {}
+    self._arrays: dict[str, Any] = {}
     self._unit: base.WorkUnit | None = None
     _ENDPOINTS[self._address] = self
 
-  def bind(self, arrays: collections.abc.Mapping[str, jax.Array]) -> None:
+  def allocate(
+    self, target: collections.abc.Mapping[str, jax.ShapeDtypeStruct]
+  ) -> dict[str, Any]:
+    """See `base.Endpoint`; the transfer makes new arrays."""
+    return dict(target)
+
+  def bind(self, arrays: collections.abc.Mapping[str, Any]) -> None:
     """See `base.Endpoint`."""
+    described = variables.variables_of(arrays)
     self._arrays = dict(arrays)
-    if self._unit is None:
-      self._unit = base.WorkUnit(
-        job=self._job,
-        replica=self._replica,
-        endpoints=(self._address,),
-        control_address=self._address,
-        mesh_shape=(),
-        mesh_axes=(),
-        linear_staging=False,
-        variables=base.variables_of(self._arrays),
-      )
+    if self._unit is not None and self._unit.variables == described:
+      return
+    first = next(iter(self._arrays.values()))
+    devices = variables.mesh_devices(first.sharding) or ()
+    self._unit = base.WorkUnit(
+      job=self._job,
+      replica=self._replica,
+      endpoints=(self._address,) * len(devices),
+      control_address=self._address,
+      mesh_shape=(len(devices),),
+      mesh_axes=("device",),
+      linear_staging=False,
+      variables=described,
+    )
 
   def work_unit(self) -> base.WorkUnit:
     """See `base.Endpoint`."""
@@ -55,17 +66,19 @@ class LocalEndpoint:
 
   def take(self, source: "LocalEndpoint") -> None:
     """Copies the other end's arrays to this end's shardings."""
-    self._arrays = {
-      name: jax.device_put(x, self._arrays[name].sharding, may_alias=False)
-      for name, x in source._arrays.items()
-    }
+    taken = {}
+    for name, wanted in self._arrays.items():
+      taken[name] = jax.device_put(
+        source._arrays[name], wanted.sharding, may_alias=False
+      )
+    self._arrays = jax.block_until_ready(taken)
 
   def stage(self) -> None:
     """See `base.Endpoint`; nothing to do."""
 
   def load(self) -> dict[str, jax.Array]:
     """See `base.Endpoint`."""
-    return jax.block_until_ready(dict(self._arrays))
+    return dict(self._arrays)
 
   def release(self) -> None:
     """See `base.Endpoint`."""
@@ -82,11 +95,16 @@ class LocalController:
 
   def register(self, unit: base.WorkUnit) -> None:
     """See `base.Controller`."""
-    if unit.control_address not in _ENDPOINTS:
+    self._find(unit)
+
+  def _find(self, unit):
+    endpoint = _ENDPOINTS.get(unit.control_address)
+    if endpoint is None:
       raise base.TransportError(
-        f"the {unit.job} at {unit.control_address} is not in this process;"
-        " --transport=local joins two ends of one process only"
+        f"the {unit.job} at {unit.control_address} is not in this process, or"
+        " closed; --transport=local joins two ends of one process only"
       )
+    return endpoint
 
   def transfer(
     self,
@@ -98,9 +116,15 @@ class LocalController:
     timeout_s: float,
   ) -> None:
     """See `base.Controller`."""
-    del uuid, request, timeout_s
-    for unit in destinations:
-      _ENDPOINTS[unit.control_address].take(_ENDPOINTS[source.control_address])
+    del uuid, timeout_s
+    try:
+      for unit in destinations:
+        self._find(unit).take(self._find(source))
+    # An array that the caller gave up, or no memory for the copy.
+    except (KeyError, RuntimeError) as error:
+      raise base.TransportError(
+        f"the transfer {request} failed: {type(error).__name__}: {error}"
+      ) from error
 
   def close(self) -> None:
     """See `base.Controller`."""

@@ -14,16 +14,15 @@
 """
 
 import dataclasses
-import importlib
 
 from absl import logging
+
+from laneweave.sync.transport import raiden_package
 
 INSTALL = (
   "install it with `pip install 'laneweave[raiden]'` (CPython 3.12, x86-64"
   " Linux)"
 )
-_NATIVE = "tpu_sync.api.jax.weight_synchronizer"
-_FFI = "tpu_sync.frameworks.jax.weight_synchronizer_ffi"
 _TRUE, _FALSE = ("1", "true", "yes"), ("0", "false", "no")
 
 
@@ -38,15 +37,6 @@ class Choice:
 
   name: str
   host_staging: bool
-
-
-def import_error(module: str) -> str | None:
-  """Why a module cannot be imported, or None when it can."""
-  try:
-    importlib.import_module(module)
-  except ImportError as error:
-    return str(error)
-  return None
 
 
 def resolve_transport(
@@ -89,15 +79,15 @@ def resolve_transport(
       else "`use_raiden_ffi` asks for Raiden's FFI"
     )
     raise RuntimeError(
-      f"{reason}, and `{_FFI}` of tpu-sync-jax cannot be imported"
-      f" ({ffi_error}); {INSTALL}"
+      f"{reason}, and that of tpu-sync-jax cannot be imported ({ffi_error});"
+      f" {INSTALL}"
     )
   if wants_ffi:
     return Choice(name="raiden_ffi", host_staging=False)
   if native_error is not None:
     raise RuntimeError(
-      f"`{_NATIVE}` of tpu-sync-jax cannot be imported ({native_error});"
-      f" {INSTALL}, or use --transport=local in one process"
+      "the native synchronizer of tpu-sync-jax cannot be imported"
+      f" ({native_error}); {INSTALL}, or use --transport=local in one process"
     )
   if is_proxy:
     logging.warning(
@@ -123,10 +113,15 @@ def choose(
   Returns:
     The choice.
   """
+  is_proxy = "proxy" in (platforms or "").split(",")
+  # The FFI module is loaded only where the decision depends on it.
+  asks_ffi = is_proxy or use_raiden_ffi or environment is not None
   return resolve_transport(
     use_raiden_ffi,
-    is_proxy="proxy" in (platforms or "").split(","),
-    native_error=import_error(_NATIVE),
-    ffi_error=import_error(_FFI),
+    is_proxy=is_proxy,
+    native_error=raiden_package.import_error(raiden_package.NATIVE),
+    ffi_error=(
+      raiden_package.import_error(raiden_package.FFI) if asks_ffi else None
+    ),
     environment=environment,
   )

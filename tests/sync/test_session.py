@@ -14,7 +14,7 @@ from laneweave.sync import fingerprints, session, verify
 from laneweave.sync.config import SyncConfig
 from laneweave.sync.control import client as client_lib
 from laneweave.sync.control import control_pb2
-from laneweave.sync.transport import base
+from laneweave.sync.transport import base, variables
 from laneweave.tests.kernels import bits
 
 CFG = SyncConfig(num_decoder_layers=3)
@@ -86,7 +86,7 @@ def pair(transport, replicas=1, **options):
     for rollout in rollouts:
       rollout.close()
     # Nobody is left to hear that the session ended.
-    trainer._server._units.clear()
+    trainer._server.board._units.clear()
     trainer.close()
 
 
@@ -161,9 +161,9 @@ def test_F51_damage_is_never_published(transport):
     rollout.bind(rollout.next_round(WAIT_S))
     rollout.receive(WAIT_S)
     name = "layers_1.w.kernel"
-    damaged = np.asarray(rollout._staging[name]).view(np.uint16).copy()
+    damaged = np.asarray(rollout._arrived[name]).view(np.uint16).copy()
     damaged[3, 7] ^= 1 << 15
-    rollout._staging[name] = jax.device_put(
+    rollout._arrived[name] = jax.device_put(
       damaged.view("bfloat16"), target()[name].sharding
     )
     assert rollout.verify() == (name,)
@@ -236,7 +236,7 @@ def test_stale_rounds_and_versions_are_refused():
   with pair("local") as (trainer, (rollout,)):
     first = trainer.prepare(params(3), 3)
     assert trainer.prepare(params(3), 3) is first
-    with pytest.raises(ValueError, match="`version` 2 is not newer than"):
+    with pytest.raises(ValueError, match="`version` 2 is older than"):
       trainer.prepare(params(2), 2)
     rollout.join(WAIT_S)
     outcome = serve(trainer)
@@ -333,7 +333,7 @@ def test_options_of_a_trainer_are_checked(options):
 
 
 def test_a_target_without_shardings():
-  with pytest.raises(ValueError, match="`w` has none"):
+  with pytest.raises(ValueError, match="first `w`"):
     session.RolloutSync(
       {"w": np.zeros(3)}, cfg=CFG, control_address="", transport="local"
     )
@@ -346,10 +346,11 @@ def manifest_of(arrays, **changes):
   prints = dict(zip(names, words, strict=True))
   prints.update(changes)
   return session.RoundManifest(
+    session="s",
     round_id=1,
     version=1,
     seed=(1, 2),
-    variables=base.variables_of(arrays),
+    variables=variables.variables_of(arrays),
     fingerprints={k: v for k, v in prints.items() if v is not None},
   )
 

@@ -9,7 +9,14 @@ from jax.sharding import PartitionSpec as P
 import numpy as np
 import pytest
 
-from laneweave.sync.transport import base, create, resolve
+from laneweave.sync.transport import (
+  base,
+  create,
+  preflight,
+  raiden_package,
+  resolve,
+  variables,
+)
 
 
 def described(dims, spec, devices, **axes):
@@ -17,7 +24,7 @@ def described(dims, spec, devices, **axes):
   grid = np.array(devices).reshape(tuple(axes.values()))
   sharding = NamedSharding(Mesh(grid, tuple(axes)), spec)
   x = jax.ShapeDtypeStruct(dims, np.float32, sharding=sharding)
-  (variable,) = base.variables_of({"w": x})
+  (variable,) = variables.variables_of({"w": x})
   return variable
 
 
@@ -83,7 +90,7 @@ def unit(job, **changes):
 
 
 def test_preflight_of_units_that_agree():
-  assert base.preflight(unit("trainer"), unit("rollout")) == []
+  assert preflight.preflight(unit("trainer"), unit("rollout")) == []
 
 
 @pytest.mark.parametrize(
@@ -100,11 +107,11 @@ def test_preflight_of_units_that_agree():
       },
       "ordinal 1",
     ),
-    ({"a": ((8, 4), "float32", 0, (0, 0))}, "do not tile"),
+    ({"a": ((8, 4), "float32", 0, (0, 0))}, "not tiled exactly once"),
   ],
 )
 def test_F09_preflight_names_what_does_not_agree(changes, message):
-  problems = base.preflight(unit("trainer"), unit("rollout", **changes))
+  problems = preflight.preflight(unit("trainer"), unit("rollout", **changes))
   assert problems
   assert any(re.search(message, p) for p in problems)
 
@@ -163,7 +170,7 @@ def test_F79_the_error_of_a_missing_package_is_shown(monkeypatch):
     return real(name, *args, **kwargs)
 
   monkeypatch.setattr(
-    resolve.importlib, "import_module", lambda name: fail(name)
+    raiden_package.importlib, "import_module", lambda name: fail(name)
   )
   with pytest.raises(RuntimeError, match=r"libfoo\.so\.1.*laneweave\[raiden\]"):
     create.resolve_name("raiden", None)
