@@ -9,7 +9,8 @@ from absl import flags
 
 from laneweave.sync import meshes, sharding_rules
 
-ROLES = ("both", "trainer", "rollout")
+SIDES = sharding_rules.SIDES
+ROLES = ("both", *SIDES)
 TRANSPORTS = ("auto", "raiden", "local")
 KERNEL_BACKENDS = ("auto", "mosaic", "interpret", "xla")
 ROLLOUT_BACKENDS = ("maxtext", "vllm_torchax")
@@ -183,6 +184,10 @@ class Options:
   weight_sync_debug: bool
   timeout_s: float
   event_fd: int
+
+  def mesh(self, side: str) -> meshes.MeshSpec:
+    """The mesh of a side."""
+    return {"trainer": self.trainer_mesh, "rollout": self.rollout_mesh}[side]
 
 
 def read(arguments: collections.abc.Sequence[str]) -> Options:

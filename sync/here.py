@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from laneweave.sync import display, job, links, meshes, progress
+from laneweave.sync import display, job, links, progress
 from laneweave.sync.flags import Options
 
 _POLL_S = 0.1
@@ -34,11 +34,6 @@ def run(
     Whether all threads have ended. If not, one hangs, and the process has to
     end without waiting for it.
   """
-  sizes = {
-    "trainer": options.trainer_mesh.size,
-    "rollout": options.rollout_mesh.size,
-  }
-  meshes.prepare_platform(sum(sizes[side] for side in sides))
   events: queue.Queue[progress.Event] = queue.Queue()
   made = {side: links.QueueLink(side, events) for side in sides}
   threads = {}
@@ -46,11 +41,16 @@ def run(
   for side in sides:
     threads[side] = threading.Thread(
       target=job.run,
-      args=(side, options, made[side], _devices(first, sizes[side])),
+      args=(
+        side,
+        options,
+        made[side],
+        _devices(first, options.mesh(side).size),
+      ),
       name=side,
       daemon=True,
     )
-    first += sizes[side]
+    first += options.mesh(side).size
   for thread in threads.values():
     thread.start()
   give_up = None

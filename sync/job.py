@@ -29,6 +29,15 @@ class JobError(RuntimeError):
 
 
 _LONGEST_ERROR = 2000  # Characters.
+# What can happen in a run and says all there is to say; anything else is a
+# defect, and shows where it comes from.
+_EXPECTED = (
+  InputError,
+  JobError,
+  TimeoutError,
+  base.TransportError,
+  session.RoundError,
+)
 
 
 def run(
@@ -53,7 +62,7 @@ def run(
       version = work(setup, link, devices)
   except Exception as error:  # noqa: BLE001
     is_input = isinstance(error, InputError)
-    if not isinstance(error, (InputError, JobError)):
+    if not isinstance(error, _EXPECTED):
       traceback.print_exc()
     # With `weight_sync_debug` a note names the parameter.
     said = " ".join([str(error), *getattr(error, "__notes__", ())])

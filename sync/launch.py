@@ -22,10 +22,9 @@ import time
 from typing import Any
 
 from laneweave.sync import display, progress
-from laneweave.sync.flags import ADDRESS_FROM_STDIN, Options
+from laneweave.sync.flags import ADDRESS_FROM_STDIN, SIDES, Options
 
 _MODULE = "laneweave.sync.main"
-_SIDES = ("trainer", "rollout")
 _TERM_S = 5.0  # Seconds that an end may take.
 _POLL_S = 0.1
 _TAIL_LINES = 20
@@ -143,7 +142,7 @@ def run(
   sides: dict[str, _Side] = {}
   with tempfile.TemporaryDirectory(prefix="laneweave-") as logs:
     try:
-      for name in _SIDES:
+      for name in SIDES:
         sides[name] = _Side(
           name,
           [*arguments, f"--role={name}", *own[name]],

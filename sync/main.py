@@ -15,7 +15,7 @@ from typing import Any, NoReturn, TextIO
 from absl import app, logging
 from absl import flags as absl_flags
 
-from laneweave.sync import flags, report
+from laneweave.sync import flags, meshes, report
 
 _HELP = ("--help", "-help", "--helpshort", "-helpshort", "-h", "-?")
 
@@ -49,10 +49,9 @@ def _fail_input(error: Exception, out: TextIO) -> int:
 
 def _child(options: flags.Options) -> int:
   """One side, as the launcher started it."""
-  from laneweave.sync import job, links, meshes
+  meshes.prepare_platform(options.mesh(options.role).size)
 
-  mesh = getattr(options, f"{options.role}_mesh")
-  meshes.prepare_platform(mesh.size)
+  from laneweave.sync import job, links
 
   def devices():
     import jax
@@ -77,20 +76,22 @@ def _run(options: flags.Options, arguments: list[str], out: TextIO) -> int:
 
         tails = launch.run(options, arguments, board, state)
       else:
+        both = options.role == "both"
+        sides = flags.SIDES if both else (options.role,)
+        meshes.prepare_platform(sum(options.mesh(s).size for s in sides))
+
         from laneweave.sync import here
 
-        both = options.role == "both"
-        sides = ("trainer", "rollout") if both else (options.role,)
         ended = here.run(sides, options, board, state)
     except KeyboardInterrupt as error:
-      state.fail("laneweave-sync", f"interrupted ({error or 'SIGINT'})")
+      state.fail("launcher", f"interrupted ({error or 'SIGINT'})")
       ended = options.role == "both" and options.transport != "local"
   fields = report.line(state, options)
   if options.report is not None:
     try:
       report.write(options.report, report.full(state, options))
     except OSError as error:
-      state.fail("laneweave-sync", f"`--report` {options.report}: {error}")
+      state.fail("launcher", f"`--report` {options.report}: {error}")
       fields = report.line(state, options)
   for line in tails:
     print(line, file=sys.stderr)
@@ -126,7 +127,7 @@ def main(
     return _fail_input(error, out)
   if options.event_fd >= 0:
     return _child(options)
-  if absl_flags.FLAGS["verbosity"].using_default_value:
+  if not absl_flags.FLAGS["verbosity"].present:
     logging.set_verbosity(logging.WARNING)  # The display tells of the rounds.
   for number in (signal.SIGTERM, signal.SIGHUP):
     if signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores SIGHUP.

@@ -58,7 +58,9 @@ def line(run: progress.Run, options: Options) -> dict[str, Any]:
     checked.
   """
   state, error = status(run, options)
-  checked = options.verify != "off" and run.rounds
+  checked = options.verify != "off" and any(
+    "verify" in r.seconds for r in run.rounds.values()
+  )
   fields = {
     "status": state,
     "transport": run.transport,
