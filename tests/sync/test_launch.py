@@ -47,7 +47,7 @@ def test_a_side_that_hangs_ends_the_run(running):
   commands.side(running, "rollout").send_signal(signal.SIGSTOP)
   code, last, _, _ = commands.finish(running, 90)
   assert (code, last["status"]) == (1, "failed")
-  assert "said nothing" in last["error"]
+  assert "rollout 0" in last["error"]
   commands.wait_gone(both)
 
 
