@@ -78,7 +78,7 @@ class TrainerSync:
     )
     self._converter: convert.Converter | None = None
     self._shapes: Any = None
-    self._arrays: dict[str, jax.Array] = {}
+    self._staged = False
     self._manifest: rounds.RoundManifest | None = None
     self._outcome: rounds.RoundOutcome | None = None
     self.timings: dict[str, float] = {}
@@ -98,8 +98,9 @@ class TrainerSync:
   ) -> rounds.RoundManifest:
     """Converts and stages a version.
 
-    The previous version's converted arrays are let go of before the new ones
-    are made, so that two never exist.
+    The previous version's converted arrays are freed before the new ones are
+    made, so that two never exist. Where a transport stages on the host, the new
+    ones are freed before this returns.
 
     Args:
       params: The trainer's tree.
@@ -113,7 +114,7 @@ class TrainerSync:
       ValueError: the tree does not fit, or the version is an old one.
     """
     current = self._manifest
-    if current is not None and version == current.version and self._arrays:
+    if current is not None and version == current.version and self._staged:
       return current
     if current is not None and version < current.version:
       raise ValueError(
@@ -138,13 +139,16 @@ class TrainerSync:
     jax.block_until_ready(list(arrays.values()))
     converted = time.perf_counter()
     self._endpoint.bind(arrays)
+    del arrays
     self._endpoint.stage()
+    if self._endpoint.stages_apart:
+      self._endpoint.release()
     staged = time.perf_counter()
     self.timings = {"convert": converted - start, "d2h": staged - converted}
     unit = self._endpoint.work_unit()
     if current is None or version != current.version:
       self._outcome = None
-    self._arrays = arrays
+    self._staged = True
     self._manifest = rounds.RoundManifest(
       session=self._server.board.session,
       round_id=1 if current is None else current.round_id + 1,
@@ -191,7 +195,7 @@ class TrainerSync:
       base.TransportError: not enough rollouts joined in time.
     """
     manifest, board = self._manifest, self._server.board
-    if manifest is None or not self._arrays:
+    if manifest is None or not self._staged:
       raise rounds.RoundError("nothing is staged; call prepare() first")
     units = board.wait_joined(self._replicas, timeout_s)
     if len(units) < self._replicas:
@@ -244,11 +248,11 @@ class TrainerSync:
     return ""
 
   def release(self) -> None:
-    """Frees the converted arrays on the devices; idempotent.
+    """Gives up the staged version and its converted arrays; idempotent.
 
-    Host staging stays for the next version, which has the same size.
+    Buffers on the host stay for the next version, which has the same size.
     """
-    self._arrays = {}
+    self._staged = False
     self._endpoint.release()
 
   def close(self) -> None:

@@ -90,7 +90,14 @@ class WorkUnit:
 
 
 class Endpoint(Protocol):
-  """One side's persistent end of a transport."""
+  """One side's persistent end of a transport.
+
+  Attributes:
+    stages_apart: What was staged outlives the arrays: they can be released
+      before the transfer.
+  """
+
+  stages_apart: bool
 
   def allocate(
     self, target: collections.abc.Mapping[str, jax.ShapeDtypeStruct]

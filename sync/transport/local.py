@@ -19,6 +19,8 @@ _numbers = itertools.count()
 class LocalEndpoint:
   """One end, found by the controller through its address in this process."""
 
+  stages_apart = False
+
   def __init__(self, *, job: str, replica: str):
     """Registers the endpoint.
 

@@ -16,6 +16,8 @@ How Raiden behaves, and what is done about it:
 * It binds anew only what has the same sizes, and would take a reshaped array
   of equal size without a word. Arrays that are described otherwise than the
   last ones get a new synchronizer.
+* A transfer copies the bound arrays to host staging once more unless told not
+  to. They are staged already, and may have been released since.
 * On CPU devices staging buffers are linear. `skip_tiling` must then be False
   for every variable, or the planner moves whole device tiles and permutes the
   data.
@@ -57,6 +59,8 @@ def _zeros(shape, dtype, *, sharding):
 
 class NativeEndpoint:
   """One persistent `WeightSynchronizer`."""
+
+  stages_apart = True
 
   def __init__(self, *, job: str, replica: str, parallelism: int, bind_ip: str):
     """Keeps the settings; the synchronizer is made by the first `bind`.
@@ -154,10 +158,7 @@ class NativeEndpoint:
       ) from error
 
   def release(self) -> None:
-    """See `base.Endpoint`; the synchronizer stays for the next round.
-
-    So does what was staged: it can still be transferred.
-    """
+    """See `base.Endpoint`; the synchronizer stays for the next round."""
     if not self._arrays:
       return
     kinds = {}
@@ -266,6 +267,7 @@ class NativeController:
         req_id=request,
         group_size=1,
         parallelism=self._parallelism,
+        skip_d2h=True,
         skip_tiling=(
           {v.ordinal: False for v in source.variables} if linear else None
         ),
