@@ -47,6 +47,10 @@ class Link(Protocol):
     ...
 
 
+# How `control.client` begins what it says of a trainer that went away.
+_PEER_GONE = "the trainer at "
+
+
 @dataclasses.dataclass(kw_only=True)
 class Round:
   """One round, as far as it has come.
@@ -185,7 +189,10 @@ class Run:
       for failure in self.failures:
         if getattr(failure, field):
           return failure
-    return self.failures[0] if self.failures else None
+    # A rollout that says its trainer is gone may be heard before the trainer
+    # says why.
+    own = [f for f in self.failures if not f.error.startswith(_PEER_GONE)]
+    return next(iter(own or self.failures), None)
 
   @property
   def published(self) -> int:
