@@ -1,14 +1,13 @@
 """TPU generations that kernels are compiled for without one attached.
 
-Bandwidth and clock are assumptions used by models, with their sources:
-HBM bandwidth of v5e (819 GB/s), v5p (2765), v6e (1640) and TPU7x (7380 per
-chip, two JAX devices each) are Google's published figures; the clocks of v5e
-and v5p follow from published peak FLOP/s, those of v6e and TPU7x are
-estimates.
+What each generation's chip is stands in `kernels.chips`; here is what libtpu
+must be told to compile for it.
 """
 
 import dataclasses
 import os
+
+from laneweave.kernels import chips
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -16,54 +15,36 @@ class Target:
   """One generation.
 
   Attributes:
+    chip: Facts about it.
     topology: Name of a four-chip topology, as libtpu spells it.
     accelerator_type: Value of TPU_ACCELERATOR_TYPE.
-    device_kind: What JAX calls the device.
-    cores: TensorCores per JAX device.
-    hbm_bytes_per_s: HBM bandwidth per JAX device.
-    clock_hz: TensorCore clock.
   """
 
+  chip: chips.Chip
   topology: str
   accelerator_type: str
-  device_kind: str
-  cores: int
-  hbm_bytes_per_s: float
-  clock_hz: float
 
 
 TARGETS = {
   "v5e": Target(
+    chip=chips.CHIPS["v5e"],
     topology="v5e:2x2",
     accelerator_type="v5litepod-4",
-    device_kind="TPU v5 lite",
-    cores=1,
-    hbm_bytes_per_s=819e9,
-    clock_hz=1.5e9,
   ),
   "v5p": Target(
+    chip=chips.CHIPS["v5p"],
     topology="v5p:2x2x1",
     accelerator_type="v5p-8",
-    device_kind="TPU v5",
-    cores=2,
-    hbm_bytes_per_s=2765e9,
-    clock_hz=1.75e9,
   ),
   "v6e": Target(
+    chip=chips.CHIPS["v6e"],
     topology="v6e:2x2",
     accelerator_type="v6e-4",
-    device_kind="TPU v6 lite",
-    cores=1,
-    hbm_bytes_per_s=1640e9,
-    clock_hz=1.75e9,
   ),
   "tpu7x": Target(
+    chip=chips.CHIPS["tpu7x"],
     topology="TPU7x:2x2x1",
     accelerator_type="tpu7x-8",
-    device_kind="TPU7x",
-    cores=1,
-    hbm_bytes_per_s=3690e9,
-    clock_hz=1.9e9,
   ),
 }
 
