@@ -120,7 +120,8 @@ class Board:
       current = self._current()
       self._wait_until(
         lambda: (
-          current.replicas
+          self._closed
+          or current.replicas
           <= current.ready | current.reports.keys() | current.given_up()
         ),
         timeout_s,
@@ -151,7 +152,9 @@ class Board:
       current = self._current()
       moving = current.moving or frozenset()
       self._wait_until(
-        lambda: moving <= current.reports.keys() | current.given_up(),
+        lambda: (
+          self._closed or moving <= current.reports.keys() | current.given_up()
+        ),
         timeout_s,
       )
       reports = dict(current.reports)
@@ -179,13 +182,21 @@ class Board:
       self._change.wait(min(left, 0.5))
 
   def close(self) -> None:
-    """Tells rollouts that there is no next round; idempotent."""
+    """Ends every wait and tells rollouts that there is no next round.
+
+    Idempotent.
+    """
     with self._change:
       self._closed = True
       self._change.notify_all()
       # Rollouts ask for the next round after they reported: let them hear.
       self._wait_until(lambda: self._units.keys() <= self._told, _FAREWELL_S)
       self._units = {}
+
+  def wake(self) -> None:
+    """Makes calls look again whether their callers are still there."""
+    with self._change:
+      self._change.notify_all()
 
   # What the calls of rollouts do.
 
@@ -294,7 +305,7 @@ class Board:
           or self._round is not current
         ),
       )
-      if current.landed is None:
+      if current.landed is None or not active():
         current.lost[key.replica] = time.monotonic()
         self._change.notify_all()
         return f"{current.manifest}: the trainer gave it up", 0.0
@@ -332,10 +343,13 @@ class Board:
     return current, ""
 
   def _hold(self, active, done, wait_s: float | None = None) -> None:
-    """Holds a call until done, for `wait_s`, or while the caller is there."""
+    """Holds a call until done, for `wait_s`, or while the caller is there.
+
+    Whoever hears that a caller is gone calls `wake`.
+    """
     end = None if wait_s is None else time.monotonic() + wait_s
     while not done() and active():
-      left = 0.5 if end is None else min(0.5, end - time.monotonic())
-      if left <= 0:
+      left = None if end is None else end - time.monotonic()
+      if left is not None and left <= 0:
         return
       self._change.wait(left)

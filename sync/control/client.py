@@ -56,13 +56,14 @@ class ControlClient:
     deadline = time.monotonic() + timeout_s
     said = "nobody answered"
     while (left := deadline - time.monotonic()) > 0:
-      request.wait_s = min(left, _POLL_S)
       try:
-        reply = self._stub.Join(
-          request,
-          timeout=min(left, request.wait_s + _ANSWER_S),
-          wait_for_ready=True,
-        )
+        # First there has to be a connection, then an answer: each has a
+        # deadline of its own, or one of them would pass for the other.
+        grpc.channel_ready_future(self._channel).result(left)
+        request.wait_s = min(deadline - time.monotonic(), _POLL_S)
+        reply = self._stub.Join(request, timeout=request.wait_s + _ANSWER_S)
+      except grpc.FutureTimeoutError:
+        break
       except grpc.RpcError as error:
         if error.code() not in (
           grpc.StatusCode.DEADLINE_EXCEEDED,

@@ -70,7 +70,7 @@ class ControlServer(control_pb2_grpc.WeightSyncServicer):
     """See control.proto."""
     problems = self.board.join(
       rounds.unit_from_wire(request.unit),
-      context.is_active,
+      self._activity(context),
       _poll_s(request.wait_s),
     )
     return control_pb2.JoinReply(
@@ -84,7 +84,9 @@ class ControlServer(control_pb2_grpc.WeightSyncServicer):
   ) -> control_pb2.RoundOffer:
     """See control.proto."""
     request.wait_s = _poll_s(request.wait_s)
-    manifest, closed, error = self.board.next_round(request, context.is_active)
+    manifest, closed, error = self.board.next_round(
+      request, self._activity(context)
+    )
     return control_pb2.RoundOffer(
       manifest=None if manifest is None else rounds.manifest_to_wire(manifest),
       closed=closed,
@@ -95,7 +97,7 @@ class ControlServer(control_pb2_grpc.WeightSyncServicer):
     self, request: control_pb2.RoundKey, context: grpc.ServicerContext
   ) -> control_pb2.ReceiveReply:
     """See control.proto."""
-    error, seconds = self.board.receive(request, context.is_active)
+    error, seconds = self.board.receive(request, self._activity(context))
     return control_pb2.ReceiveReply(error=error, transfer_s=seconds)
 
   def Report(
@@ -111,6 +113,11 @@ class ControlServer(control_pb2_grpc.WeightSyncServicer):
       peak_rss_bytes=request.peak_rss_bytes,
     )
     return control_pb2.ReportReply(error=self.board.report(request.key, report))
+
+  def _activity(self, context) -> board_lib.Active:
+    """Whether a caller is still there; the board wakes up when it leaves."""
+    context.add_callback(self.board.wake)
+    return context.is_active
 
 
 def _poll_s(wait_s: float) -> float:

@@ -23,7 +23,11 @@ class Peer:
   """One process with one session."""
 
   def __init__(self, role, *, devices=8, **options):
-    context = multiprocessing.get_context("spawn")
+    # Forked from a process that has imported JAX and has not started it.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(
+      ["laneweave.sync.session", "laneweave.tests.sync.small_model"]
+    )
     self._pipe, theirs = context.Pipe()
     self._process = context.Process(
       target=_main, args=(theirs, role, devices, options), daemon=True
