@@ -8,6 +8,7 @@ import pathlib
 from absl import flags
 
 from laneweave.sync import meshes, sharding_rules
+from laneweave.sync.control import keys
 
 SIDES = sharding_rules.SIDES
 ROLES = ("both", *SIDES)
@@ -132,6 +133,13 @@ _BIND_IP = flags.DEFINE_string(
   "IP address that the control service and Raiden are told to listen on."
   " Raiden's data ports listen on every interface all the same.",
 )
+_AUTH_KEY_FILE = flags.DEFINE_string(
+  "auth_key_file",
+  None,
+  "File whose bytes, 16 to 4096, are the key that both sides share. Control"
+  " messages and manifests are signed with it (HMAC-SHA256). Needed unless all"
+  " addresses are on loopback.",
+)
 _PARALLELISM = flags.DEFINE_integer(
   "parallelism",
   8,
@@ -179,11 +187,18 @@ class Options:
   role: str
   controller_address: str | None
   bind_ip: str
+  auth_key_file: pathlib.Path | None
   parallelism: int
   report: pathlib.Path | None
   weight_sync_debug: bool
   timeout_s: float
   event_fd: int
+
+  def auth_key(self) -> bytes | None:
+    """Reads the key; never kept here, since options are reported."""
+    if self.auth_key_file is None:
+      return None
+    return keys.read(self.auth_key_file)
 
   def mesh(self, side: str) -> meshes.MeshSpec:
     """The mesh of a side."""
@@ -223,12 +238,13 @@ def read(arguments: collections.abc.Sequence[str]) -> Options:
     raise ValueError(
       f"`--bind_ip` {_BIND_IP.value!r} is not an IP address"
     ) from None
-  for flag in (_CHECKPOINT, _MAXTEXT_CONFIG, _REPORT):
+  for flag in (_CHECKPOINT, _MAXTEXT_CONFIG, _REPORT, _AUTH_KEY_FILE):
     if flag.value == "" or "\0" in (flag.value or ""):
       raise ValueError(f"`--{flag.name}` {flag.value!r} is not a path")
   trainer_mesh = meshes.parse(_TRAINER_MESH.value, "trainer_mesh")
   rollout_mesh = meshes.parse(_ROLLOUT_MESH.value, "rollout_mesh")
-  return Options(
+  address = _address(_CONTROLLER_ADDRESS.value, _ROLE.value)
+  options = Options(
     checkpoint=_path(_CHECKPOINT.value) or BUNDLED,
     maxtext_config=_path(_MAXTEXT_CONFIG.value),
     trainer_mesh=trainer_mesh,
@@ -245,14 +261,25 @@ def read(arguments: collections.abc.Sequence[str]) -> Options:
     rounds=_ROUNDS.value,
     verify=_VERIFY.value,
     role=_ROLE.value,
-    controller_address=_address(_CONTROLLER_ADDRESS.value, _ROLE.value),
+    controller_address=address,
     bind_ip=_BIND_IP.value,
+    auth_key_file=_path(_AUTH_KEY_FILE.value),
     parallelism=_PARALLELISM.value,
     report=_path(_REPORT.value),
     weight_sync_debug=_WEIGHT_SYNC_DEBUG.value,
     timeout_s=_TIMEOUT_S.value,
     event_fd=_EVENT_FD.value,
   )
+  keys.require(options.auth_key(), _hosts(options))
+  return options
+
+
+def _hosts(options: Options) -> dict[str, str]:
+  """Addresses that other machines might reach, by flag."""
+  hosts = {"--bind_ip": options.bind_ip}
+  if options.controller_address not in (None, ADDRESS_FROM_STDIN):
+    hosts["--controller_address"] = keys.host_of(options.controller_address)
+  return hosts
 
 
 def _path(text: str | None) -> pathlib.Path | None:

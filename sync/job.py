@@ -99,6 +99,7 @@ def _trainer(setup: Setup, link: progress.Link, devices: Devices) -> int:
       bind_ip=options.bind_ip,
       control_port=int(address.rpartition(":")[2]),
       verify=_verify_mode(options),
+      auth_key=options.auth_key(),
     )
   with contextlib.closing(sync):
     with blames_input():
@@ -191,6 +192,7 @@ def _rollout(setup: Setup, link: progress.Link, devices: Devices) -> int | None:
       parallelism=options.parallelism,
       bind_ip=options.bind_ip,
       verify=_verify_mode(options),
+      auth_key=options.auth_key(),
     )
   with contextlib.closing(sync):
     _tell_plan(link, setup, mesh, options.rollout_mesh, sync.transport)

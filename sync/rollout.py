@@ -18,8 +18,8 @@ import jax
 from laneweave.sync import acceptance, memory, rounds
 from laneweave.sync import verify as verify_lib
 from laneweave.sync.config import SyncConfig
+from laneweave.sync.control import auth, control_pb2, keys
 from laneweave.sync.control import client as client_lib
-from laneweave.sync.control import control_pb2
 from laneweave.sync.transport import create, variables
 
 _IDLE, _ABORTED, _PUBLISHED = "idle", "aborted", "published"
@@ -62,6 +62,7 @@ class RolloutSync:
     bind_ip: str = "127.0.0.1",
     replica: str = "0",
     verify: str = "fingerprint",
+    auth_key: bytes | None = None,
   ):
     """Nothing is allocated or sent before `join`.
 
@@ -74,10 +75,12 @@ class RolloutSync:
       bind_ip: Address to listen on and to be reached by.
       replica: Name of this rollout, unique in the session.
       verify: "fingerprint" or "off": publish unverified.
+      auth_key: The trainer's key; needed beyond loopback.
 
     Raises:
-      ValueError: an option that does not exist, or leaves without a sharding,
-        with one that splits them unevenly, or on different meshes.
+      ValueError: an option that does not exist, no key where one is needed, or
+        leaves without a sharding, with one that splits them unevenly, or on
+        different meshes.
       RuntimeError: the transport cannot be had here.
     """
     create.check_options(
@@ -85,6 +88,14 @@ class RolloutSync:
     )
     self._target = acceptance.abstract(target)
     self._variables = variables.variables_of(self._target)
+    keys.require(
+      auth_key,
+      {
+        "bind_ip": bind_ip,
+        "control_address": keys.host_of(control_address),
+      },
+    )
+    self._auth_key = auth_key
     self._cfg = cfg
     self._verify = verify
     self._replica = replica
@@ -96,7 +107,9 @@ class RolloutSync:
       parallelism=parallelism,
       bind_ip=bind_ip,
     )
-    self._client = client_lib.ControlClient(control_address, replica)
+    self._client = client_lib.ControlClient(
+      control_address, replica, auth_key=auth_key
+    )
     self._phases = threading.RLock()
     self._lock = threading.Lock()
     self._serving: collections.abc.Mapping[str, jax.Array] | None = None
@@ -193,6 +206,7 @@ class RolloutSync:
       manifest: The round's manifest.
 
     Raises:
+      auth.AuthenticationError: the manifest is not the trainer's.
       rounds.RoundError: the round, or its version, is an old one.
       base.MismatchError: the manifest names other arrays than the target.
     """
@@ -200,6 +214,7 @@ class RolloutSync:
       current = self._round
       if current and manifest.key == current.key and self._phase in _OPEN:
         return
+      auth.check_manifest(manifest, self._auth_key)
       acceptance.refuse_stale(
         manifest,
         session=self._client.session,

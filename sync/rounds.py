@@ -29,6 +29,7 @@ class RoundManifest:
     seed: Seed of the fingerprints, two uint32 drawn anew each round.
     variables: The arrays, by ordinal, with the trainer's shardings.
     fingerprints: uint32 [2] by name; empty where none were taken.
+    signature: Of all the rest, see `control.auth`; empty without a key.
   """
 
   session: str
@@ -37,6 +38,7 @@ class RoundManifest:
   seed: tuple[int, int]
   variables: tuple[base.Variable, ...]
   fingerprints: collections.abc.Mapping[str, np.ndarray]
+  signature: bytes = b""
 
   @property
   def key(self) -> tuple[str, int, int]:
@@ -127,7 +129,7 @@ def variable_from_wire(v: control_pb2.Variable) -> base.Variable:
 
 
 def manifest_to_wire(m: RoundManifest) -> control_pb2.RoundManifest:
-  """The wire form of a manifest; not signed."""
+  """The wire form of a manifest."""
   return control_pb2.RoundManifest(
     session=m.session,
     round_id=m.round_id,
@@ -136,6 +138,7 @@ def manifest_to_wire(m: RoundManifest) -> control_pb2.RoundManifest:
     variables=[
       variable_to_wire(v, m.fingerprints.get(v.name)) for v in m.variables
     ],
+    signature=m.signature,
   )
 
 
@@ -170,6 +173,7 @@ def manifest_from_wire(m: control_pb2.RoundManifest) -> RoundManifest:
       for v in m.variables
       if v.fingerprint
     },
+    signature=m.signature,
   )
 
 

@@ -14,6 +14,7 @@ from laneweave.sync import manifest as manifest_lib
 from laneweave.sync import plan as plan_lib
 from laneweave.sync import tree as tree_lib
 from laneweave.sync.config import SyncConfig
+from laneweave.sync.control import auth, keys
 from laneweave.sync.control import server as server_lib
 from laneweave.sync.transport import base, create
 
@@ -42,6 +43,7 @@ class TrainerSync:
     control_port: int = 0,
     replicas: int = 1,
     verify: str = "fingerprint",
+    auth_key: bytes | None = None,
   ):
     """Starts the control service; nothing is converted yet.
 
@@ -53,15 +55,19 @@ class TrainerSync:
       control_port: Port of the control service; 0 for one that is free.
       replicas: Rollouts that take part in each round.
       verify: "fingerprint" or "off": take no fingerprints.
+      auth_key: The key shared with rollouts, 16 bytes and more, that control
+        messages and manifests are signed with; needed beyond loopback.
 
     Raises:
-      ValueError: an option that does not exist.
+      ValueError: an option that does not exist, or no key where one is needed.
       RuntimeError: the transport cannot be had here.
     """
     create.check_options(
       verify=verify, parallelism=parallelism, bind_ip=bind_ip, replicas=replicas
     )
+    keys.require(auth_key, {"bind_ip": bind_ip})
     self._cfg = cfg
+    self._auth_key = auth_key
     self._verify = verify
     self._replicas = replicas
     self.transport = create.resolve_name(transport, cfg.use_raiden_ffi)
@@ -72,7 +78,9 @@ class TrainerSync:
       parallelism=parallelism,
       bind_ip=bind_ip,
     )
-    self._server = server_lib.ControlServer(bind_ip=bind_ip, port=control_port)
+    self._server = server_lib.ControlServer(
+      bind_ip=bind_ip, port=control_port, auth_key=auth_key
+    )
     self._controller = create.controller(
       self.transport, parallelism=parallelism
     )
@@ -149,13 +157,16 @@ class TrainerSync:
     if current is None or version != current.version:
       self._outcome = None
     self._staged = True
-    self._manifest = rounds.RoundManifest(
-      session=self._server.board.session,
-      round_id=1 if current is None else current.round_id + 1,
-      version=version,
-      seed=(int(seed[0]), int(seed[1])),
-      variables=unit.variables,
-      fingerprints=prints,
+    self._manifest = auth.sign(
+      rounds.RoundManifest(
+        session=self._server.board.session,
+        round_id=1 if current is None else current.round_id + 1,
+        version=version,
+        seed=(int(seed[0]), int(seed[1])),
+        variables=unit.variables,
+        fingerprints=prints,
+      ),
+      self._auth_key,
     )
     self._controller.register(unit)
     self._server.board.set_source(unit)
@@ -208,7 +219,10 @@ class TrainerSync:
     if self._outcome is not None:
       if not units:
         return self._outcome
-      manifest = dataclasses.replace(manifest, round_id=manifest.round_id + 1)
+      manifest = auth.sign(
+        dataclasses.replace(manifest, round_id=manifest.round_id + 1),
+        self._auth_key,
+      )
       self._manifest = manifest
     board.offer(manifest, [u.replica for u in units])
     moving = board.begin(timeout_s)

@@ -63,7 +63,7 @@ class Board:
 
   def __init__(self):
     """Nobody has joined and nothing is staged."""
-    self.session = secrets.token_hex(8)
+    self.session = secrets.token_hex(16)
     self._change = threading.Condition()
     self._source: base.WorkUnit | None = None
     self._units: dict[str, base.WorkUnit] = {}

@@ -1,16 +1,29 @@
 """A rollout's end of the control messages."""
 
 import time
+from typing import Any
 
+from google.protobuf import message as protobuf
 import grpc
 
 from laneweave.sync import rounds
-from laneweave.sync.control import control_pb2, control_pb2_grpc, server
+from laneweave.sync.control import (
+  auth,
+  control_pb2,
+  control_pb2_grpc,
+  server,
+)
 from laneweave.sync.transport import base
 
 # Beyond what the trainer was asked to wait: for the answer to come.
 _ANSWER_S = 10.0
 _POLL_S = 5.0
+_REPLIES = {
+  "Join": control_pb2.JoinReply,
+  "NextRound": control_pb2.RoundOffer,
+  "Receive": control_pb2.ReceiveReply,
+  "Report": control_pb2.ReportReply,
+}
 
 
 class ControlClient:
@@ -20,15 +33,23 @@ class ControlClient:
     session: The trainer's session; "" before it was joined.
   """
 
-  def __init__(self, address: str, replica: str):
+  def __init__(
+    self, address: str, replica: str, *, auth_key: bytes | None = None
+  ):
     """Keeps the address; nothing is sent yet.
 
     Args:
       address: "host:port" of the trainer's control service.
       replica: Name of this rollout.
+      auth_key: The key that messages are signed with; None: they are not.
     """
     self._address = address
     self._replica = replica
+    self._key = auth_key
+    self._caller = auth.Caller()
+    # As the trainer's Hello has it. Anyone can say Hello: a wrong one makes
+    # messages that the trainer refuses, and answers that fail their check.
+    self._said = ""
     self.session = ""
     self._channel = grpc.insecure_channel(
       address,
@@ -57,17 +78,15 @@ class ControlClient:
     said = "nobody answered"
     while (left := deadline - time.monotonic()) > 0:
       try:
-        # First there has to be a connection, then an answer: each has a
-        # deadline of its own, or one of them would pass for the other.
-        grpc.channel_ready_future(self._channel).result(left)
+        self._hello(left)
         request.wait_s = min(deadline - time.monotonic(), _POLL_S)
-        reply = self._stub.Join(request, timeout=request.wait_s + _ANSWER_S)
-      except grpc.FutureTimeoutError:
-        break
+        reply = self._ask("Join", request, request.wait_s + _ANSWER_S)
       except grpc.RpcError as error:
         if error.code() not in (
           grpc.StatusCode.DEADLINE_EXCEEDED,
           grpc.StatusCode.UNAVAILABLE,
+          # Another trainer came between the two calls.
+          grpc.StatusCode.FAILED_PRECONDITION,
         ):
           raise self._failed("Join", error) from None
         time.sleep(0.1)
@@ -162,20 +181,51 @@ class ControlClient:
     """Closes the channel; idempotent."""
     self._channel.close()
 
-  def _call(self, method, request, timeout_s):
+  def _hello(self, timeout_s) -> None:
+    """Learns the trainer's session; waits for a trainer to be there."""
+    request = control_pb2.HelloRequest()
     try:
-      return getattr(self._stub, method)(request, timeout=timeout_s)
-    except grpc.RpcError as error:
-      raise self._failed(method, error) from None
+      reply = self._stub.Hello(request, timeout=timeout_s, wait_for_ready=True)
+    except ValueError as error:
+      raise base.TransportError(f"Hello after close(): {error}") from None
+    self._said = reply.session
+
+  def _ask(self, method, request, timeout_s) -> Any:
+    """Sends a signed question; its answer, which is authentic."""
+    question = self._caller.ask(method, self._said)
+    envelope = question.seal(
+      self._key, auth.REQUEST, request.SerializeToString()
+    )
+    try:
+      answer = getattr(self._stub, method)(envelope, timeout=timeout_s)
+      question.check(self._key, auth.REPLY, answer)
+      return _REPLIES[method].FromString(answer.body)
+    except protobuf.DecodeError:
+      raise base.TransportError(
+        f"what {self._address} answered is no {_REPLIES[method].__name__}"
+      ) from None
     except ValueError as error:
       raise base.TransportError(f"{method} after close(): {error}") from None
 
-  def _failed(self, method, error):
-    code = error.code()
-    said = {
-      grpc.StatusCode.UNAVAILABLE: "is gone or cannot be reached",
-      grpc.StatusCode.DEADLINE_EXCEEDED: "did not answer in time",
-    }.get(code, f"failed with {code.name}: {error.details()}")
-    return base.TransportError(
-      f"the trainer at {self._address} {said} ({method})"
-    )
+  def _call(self, method, request, timeout_s) -> Any:
+    try:
+      if not self._said:
+        self._hello(timeout_s)
+      return self._ask(method, request, timeout_s)
+    except grpc.RpcError as error:
+      raise self._failed(method, error) from None
+
+  def _failed(self, method, error) -> base.TransportError:
+    code, details = error.code(), " ".join((error.details() or "").split())
+    kind = base.TransportError
+    if code == grpc.StatusCode.UNAUTHENTICATED:
+      kind, said = auth.AuthenticationError, f"refused this rollout: {details}"
+    elif code == grpc.StatusCode.FAILED_PRECONDITION:
+      said = f"does not know this rollout: {details}"
+    elif code == grpc.StatusCode.UNAVAILABLE:
+      said = "is gone or cannot be reached"
+    elif code == grpc.StatusCode.DEADLINE_EXCEEDED:
+      said = "did not answer in time"
+    else:
+      said = f"failed with {code.name}: {details}"
+    return kind(f"the trainer at {self._address} {said} ({method})")

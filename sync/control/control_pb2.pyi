@@ -6,6 +6,30 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class HelloRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class HelloReply(_message.Message):
+    __slots__ = ("session",)
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    session: str
+    def __init__(self, session: _Optional[str] = ...) -> None: ...
+
+class Envelope(_message.Message):
+    __slots__ = ("body", "session", "caller", "sequence", "mac")
+    BODY_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    CALLER_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    MAC_FIELD_NUMBER: _ClassVar[int]
+    body: bytes
+    session: str
+    caller: bytes
+    sequence: int
+    mac: bytes
+    def __init__(self, body: _Optional[bytes] = ..., session: _Optional[str] = ..., caller: _Optional[bytes] = ..., sequence: _Optional[int] = ..., mac: _Optional[bytes] = ...) -> None: ...
+
 class RoundKey(_message.Message):
     __slots__ = ("replica", "round_id", "version", "session")
     REPLICA_FIELD_NUMBER: _ClassVar[int]

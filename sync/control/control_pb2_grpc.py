@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class WeightSyncStub:
-    """Served by the trainer. Every call has a deadline.
+    """Served by the trainer. Every call has a deadline. All but Hello carry the
+    message named beside them in an envelope, see control/auth.py.
     """
 
     def __init__(self, channel):
@@ -35,55 +36,71 @@ class WeightSyncStub:
         Args:
             channel: A grpc.Channel.
         """
+        self.Hello = channel.unary_unary(
+                '/laneweave.control.WeightSync/Hello',
+                request_serializer=laneweave_dot_sync_dot_control_dot_control__pb2.HelloRequest.SerializeToString,
+                response_deserializer=laneweave_dot_sync_dot_control_dot_control__pb2.HelloReply.FromString,
+                _registered_method=True)
         self.Join = channel.unary_unary(
                 '/laneweave.control.WeightSync/Join',
-                request_serializer=laneweave_dot_sync_dot_control_dot_control__pb2.JoinRequest.SerializeToString,
-                response_deserializer=laneweave_dot_sync_dot_control_dot_control__pb2.JoinReply.FromString,
+                request_serializer=laneweave_dot_sync_dot_control_dot_control__pb2.Envelope.SerializeToString,
+                response_deserializer=laneweave_dot_sync_dot_control_dot_control__pb2.Envelope.FromString,
                 _registered_method=True)
         self.NextRound = channel.unary_unary(
                 '/laneweave.control.WeightSync/NextRound',
-                request_serializer=laneweave_dot_sync_dot_control_dot_control__pb2.NextRoundRequest.SerializeToString,
-                response_deserializer=laneweave_dot_sync_dot_control_dot_control__pb2.RoundOffer.FromString,
+                request_serializer=laneweave_dot_sync_dot_control_dot_control__pb2.Envelope.SerializeToString,
+                response_deserializer=laneweave_dot_sync_dot_control_dot_control__pb2.Envelope.FromString,
                 _registered_method=True)
         self.Receive = channel.unary_unary(
                 '/laneweave.control.WeightSync/Receive',
-                request_serializer=laneweave_dot_sync_dot_control_dot_control__pb2.RoundKey.SerializeToString,
-                response_deserializer=laneweave_dot_sync_dot_control_dot_control__pb2.ReceiveReply.FromString,
+                request_serializer=laneweave_dot_sync_dot_control_dot_control__pb2.Envelope.SerializeToString,
+                response_deserializer=laneweave_dot_sync_dot_control_dot_control__pb2.Envelope.FromString,
                 _registered_method=True)
         self.Report = channel.unary_unary(
                 '/laneweave.control.WeightSync/Report',
-                request_serializer=laneweave_dot_sync_dot_control_dot_control__pb2.ReportRequest.SerializeToString,
-                response_deserializer=laneweave_dot_sync_dot_control_dot_control__pb2.ReportReply.FromString,
+                request_serializer=laneweave_dot_sync_dot_control_dot_control__pb2.Envelope.SerializeToString,
+                response_deserializer=laneweave_dot_sync_dot_control_dot_control__pb2.Envelope.FromString,
                 _registered_method=True)
 
 
 class WeightSyncServicer:
-    """Served by the trainer. Every call has a deadline.
+    """Served by the trainer. Every call has a deadline. All but Hello carry the
+    message named beside them in an envelope, see control/auth.py.
     """
 
+    def Hello(self, request, context):
+        """Names the trainer's session, which envelopes are for.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Join(self, request, context):
-        """A rollout says who it is and what it holds. Idempotent.
+        """JoinRequest, JoinReply. A rollout says who it is and what it holds.
+        Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def NextRound(self, request, context):
-        """Waits for the round after `after_round`.
+        """NextRoundRequest, RoundOffer. Waits for the round after `after_round`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Receive(self, request, context):
-        """The rollout's staging arrays are bound; returns when all bytes have landed.
+        """RoundKey, ReceiveReply. The rollout's staging arrays are bound; returns
+        when all bytes have landed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Report(self, request, context):
-        """What became of the round on this rollout. Idempotent.
+        """ReportRequest, ReportReply. What became of the round on this rollout.
+        Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -92,25 +109,30 @@ class WeightSyncServicer:
 
 def add_WeightSyncServicer_to_server(servicer, server):
     rpc_method_handlers = {
+            'Hello': grpc.unary_unary_rpc_method_handler(
+                    servicer.Hello,
+                    request_deserializer=laneweave_dot_sync_dot_control_dot_control__pb2.HelloRequest.FromString,
+                    response_serializer=laneweave_dot_sync_dot_control_dot_control__pb2.HelloReply.SerializeToString,
+            ),
             'Join': grpc.unary_unary_rpc_method_handler(
                     servicer.Join,
-                    request_deserializer=laneweave_dot_sync_dot_control_dot_control__pb2.JoinRequest.FromString,
-                    response_serializer=laneweave_dot_sync_dot_control_dot_control__pb2.JoinReply.SerializeToString,
+                    request_deserializer=laneweave_dot_sync_dot_control_dot_control__pb2.Envelope.FromString,
+                    response_serializer=laneweave_dot_sync_dot_control_dot_control__pb2.Envelope.SerializeToString,
             ),
             'NextRound': grpc.unary_unary_rpc_method_handler(
                     servicer.NextRound,
-                    request_deserializer=laneweave_dot_sync_dot_control_dot_control__pb2.NextRoundRequest.FromString,
-                    response_serializer=laneweave_dot_sync_dot_control_dot_control__pb2.RoundOffer.SerializeToString,
+                    request_deserializer=laneweave_dot_sync_dot_control_dot_control__pb2.Envelope.FromString,
+                    response_serializer=laneweave_dot_sync_dot_control_dot_control__pb2.Envelope.SerializeToString,
             ),
             'Receive': grpc.unary_unary_rpc_method_handler(
                     servicer.Receive,
-                    request_deserializer=laneweave_dot_sync_dot_control_dot_control__pb2.RoundKey.FromString,
-                    response_serializer=laneweave_dot_sync_dot_control_dot_control__pb2.ReceiveReply.SerializeToString,
+                    request_deserializer=laneweave_dot_sync_dot_control_dot_control__pb2.Envelope.FromString,
+                    response_serializer=laneweave_dot_sync_dot_control_dot_control__pb2.Envelope.SerializeToString,
             ),
             'Report': grpc.unary_unary_rpc_method_handler(
                     servicer.Report,
-                    request_deserializer=laneweave_dot_sync_dot_control_dot_control__pb2.ReportRequest.FromString,
-                    response_serializer=laneweave_dot_sync_dot_control_dot_control__pb2.ReportReply.SerializeToString,
+                    request_deserializer=laneweave_dot_sync_dot_control_dot_control__pb2.Envelope.FromString,
+                    response_serializer=laneweave_dot_sync_dot_control_dot_control__pb2.Envelope.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -121,8 +143,36 @@ def add_WeightSyncServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class WeightSync:
-    """Served by the trainer. Every call has a deadline.
+    """Served by the trainer. Every call has a deadline. All but Hello carry the
+    message named beside them in an envelope, see control/auth.py.
     """
+
+    @staticmethod
+    def Hello(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/laneweave.control.WeightSync/Hello',
+            laneweave_dot_sync_dot_control_dot_control__pb2.HelloRequest.SerializeToString,
+            laneweave_dot_sync_dot_control_dot_control__pb2.HelloReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
 
     @staticmethod
     def Join(request,
@@ -139,8 +189,8 @@ class WeightSync:
             request,
             target,
             '/laneweave.control.WeightSync/Join',
-            laneweave_dot_sync_dot_control_dot_control__pb2.JoinRequest.SerializeToString,
-            laneweave_dot_sync_dot_control_dot_control__pb2.JoinReply.FromString,
+            laneweave_dot_sync_dot_control_dot_control__pb2.Envelope.SerializeToString,
+            laneweave_dot_sync_dot_control_dot_control__pb2.Envelope.FromString,
             options,
             channel_credentials,
             insecure,
@@ -166,8 +216,8 @@ class WeightSync:
             request,
             target,
             '/laneweave.control.WeightSync/NextRound',
-            laneweave_dot_sync_dot_control_dot_control__pb2.NextRoundRequest.SerializeToString,
-            laneweave_dot_sync_dot_control_dot_control__pb2.RoundOffer.FromString,
+            laneweave_dot_sync_dot_control_dot_control__pb2.Envelope.SerializeToString,
+            laneweave_dot_sync_dot_control_dot_control__pb2.Envelope.FromString,
             options,
             channel_credentials,
             insecure,
@@ -193,8 +243,8 @@ class WeightSync:
             request,
             target,
             '/laneweave.control.WeightSync/Receive',
-            laneweave_dot_sync_dot_control_dot_control__pb2.RoundKey.SerializeToString,
-            laneweave_dot_sync_dot_control_dot_control__pb2.ReceiveReply.FromString,
+            laneweave_dot_sync_dot_control_dot_control__pb2.Envelope.SerializeToString,
+            laneweave_dot_sync_dot_control_dot_control__pb2.Envelope.FromString,
             options,
             channel_credentials,
             insecure,
@@ -220,8 +270,8 @@ class WeightSync:
             request,
             target,
             '/laneweave.control.WeightSync/Report',
-            laneweave_dot_sync_dot_control_dot_control__pb2.ReportRequest.SerializeToString,
-            laneweave_dot_sync_dot_control_dot_control__pb2.ReportReply.FromString,
+            laneweave_dot_sync_dot_control_dot_control__pb2.Envelope.SerializeToString,
+            laneweave_dot_sync_dot_control_dot_control__pb2.Envelope.FromString,
             options,
             channel_credentials,
             insecure,

@@ -16,6 +16,7 @@ from laneweave.tests.sync import units
 
 # Long enough for anything that is going to happen.
 WAIT_S = 20
+KEY = b"sixteen bytes, at the very least"
 
 
 class Control:
@@ -23,14 +24,16 @@ class Control:
 
   def __init__(self, stack):
     self._stack = stack
-    self.server = server_lib.ControlServer(bind_ip="127.0.0.1", port=0)
+    self.server = server_lib.ControlServer(
+      bind_ip="127.0.0.1", port=0, auth_key=KEY
+    )
     self.board = self.server.board
     self._threads = concurrent.futures.ThreadPoolExecutor(16)
     stack.callback(self._threads.shutdown)
     stack.callback(self.close)
 
-  def client(self, replica="0"):
-    made = client_lib.ControlClient(self.server.address, replica)
+  def client(self, replica="0", key=KEY):
+    made = client_lib.ControlClient(self.server.address, replica, auth_key=key)
     self._stack.callback(made.close)
     return made
 

@@ -63,6 +63,13 @@ def test_values_are_taken(read):
     (["--timeout_s=nan"], "`--timeout_s`"),
     (["--timeout_s=0"], "`--timeout_s`"),
     (["--bind_ip=here"], "`--bind_ip`"),
+    (["--bind_ip=10.0.0.1"], "`--bind_ip` 10.0.0.1 can be reached"),
+    (["--auth_key_file=/none"], "`--auth_key_file` /none cannot be read"),
+    (["--auth_key_file=/dev/null"], "`--auth_key_file=/dev/null` has 0 bytes"),
+    (
+      ["--role=rollout", "--controller_address=trainer:4711"],
+      "`--controller_address` trainer can be reached",
+    ),
     (["--controller_address=here"], "`--controller_address`"),
     (["--controller_address=h:65536"], "`--controller_address`"),
     (["--role=rollout", "--controller_address=h:0"], "`--controller_address`"),

@@ -8,6 +8,7 @@ import pytest
 from laneweave.tests.sync import peer as peer_lib
 
 WAIT_S = peer_lib.WAIT_S
+KEY = {"auth_key": b"sixteen bytes, at the very least"}
 
 
 @pytest.fixture
@@ -26,8 +27,8 @@ def port(trainer):
 
 def pair(start, **options):
   """A trainer with version 1 and a rollout that serves it."""
-  trainer = start("trainer", **options)
-  rollout = start("rollout", control_address=address(trainer), **options)
+  trainer = start("trainer", **KEY, **options)
+  rollout = start("rollout", control_address=address(trainer), **KEY, **options)
   assert trainer.call("prepare", 1) == (1, 1)
   rollout.call("join")
   publish(trainer, [rollout], 1)
@@ -66,7 +67,7 @@ def test_either_side_is_killed_and_replaced_alone(start):
   rollout.kill()
   assert rollout.gone(10)
   trainer.call("prepare", 2)
-  rollout = start("rollout", control_address=address(trainer))
+  rollout = start("rollout", control_address=address(trainer), **KEY)
   rollout.call("join")
   publish(trainer, [rollout], 2)
 
@@ -77,7 +78,7 @@ def test_either_side_is_killed_and_replaced_alone(start):
   rollout.kill()
   outcome, replicas = trainer.result()
   assert (outcome, replicas["0"][0]) == ("aborted", "aborted")
-  rollout = start("rollout", control_address=address(trainer))
+  rollout = start("rollout", control_address=address(trainer), **KEY)
   rollout.call("join")
   publish(trainer, [rollout], 3)
 
@@ -88,7 +89,7 @@ def test_either_side_is_killed_and_replaced_alone(start):
   with pytest.raises(peer_lib.PeerError, match="gone or cannot be reached"):
     rollout.call("bind_next")
   rollout.call("check_serves", 3)
-  trainer = start("trainer", control_port=known)
+  trainer = start("trainer", control_port=known, **KEY)
   trainer.call("prepare", 4)
   rollout.call("join")
   publish(trainer, [rollout], 4)
@@ -105,7 +106,7 @@ def test_either_side_is_killed_and_replaced_alone(start):
   with pytest.raises(peer_lib.PeerError, match="gone or cannot be reached"):
     rollout.call("abort", "the trainer is gone")
   rollout.call("check_serves", 4)
-  trainer = start("trainer", control_port=known)
+  trainer = start("trainer", control_port=known, **KEY)
   trainer.call("prepare", 7)
   rollout.call("join")
   publish(trainer, [rollout], 7)
