@@ -9,7 +9,7 @@ KEY := $(shell { pwd; cat $(LOCK) setup.cfg pyproject.toml tools/install.sh; } \
   | cksum | tr ' ' -)
 STAMP := $(VENV)/.installed-$(KEY)
 
-.PHONY: sync test test-long lint lock upgrade check-lock build-files proto clean
+.PHONY: sync test test-long lint tpu-report lock upgrade check-lock build-files proto clean
 
 sync: $(STAMP)
 	$(BIN)/laneweave-sync --kernel_backend=interpret $(ARGS)
@@ -29,6 +29,10 @@ lint: $(STAMP)
 	$(BIN)/shellcheck tools/*.sh .ci/run
 	$(BIN)/python -m laneweave.tools.check_build
 	$(BIN)/pyright --project $(VENV)/typing/laneweave --pythonpath $(BIN)/python
+
+# Kernels as the TPU compiler sees them; no TPU is needed.
+tpu-report: $(STAMP)
+	$(BIN)/python -m laneweave.tools.tpu_report $(ARGS)
 
 $(STAMP):
 	@bash tools/install.sh $(VENV) $(LOCK)

@@ -122,3 +122,5 @@ REAL = (
   _pad("wo 8 shards", (4, 48, 768, 2048), 8, 1024),
   _repeat("key twice", (2048, 48, 4, 128), 2),
 )
+
+SETS = {"small": SMALL, "real": REAL}
