@@ -255,7 +255,7 @@ def _traffic(module: Module, x: Instruction) -> int:
     if not full:
       continue
     slices: dict[str, int] = {}
-    whole = _reads(module, body, _parameter(body, at), slices)[0]
+    whole = any(_reads(module, body, _parameter(body, at), slices))
     each = full / max(1, _elements(top[operand].type))
     part = int(sum(slices.values()) * each)
     written += full if whole or not slices else min(full, part)
@@ -296,7 +296,8 @@ def _reads(
     slices: Filled with the elements of each different slice taken.
 
   Returns:
-    Whether all of the value is needed, and whether it reaches the result.
+    Whether something other than slices needs it, and whether all of it
+    reaches the result.
   """
   whole, through = False, body[name].root
   todo, seen = [name], {name}
@@ -325,4 +326,4 @@ def _reads(
         if user not in seen:
           seen.add(user)
           todo.append(user)
-  return whole or through, through
+  return whole, through

@@ -14,11 +14,12 @@ Exit code 0: the report was made, whatever it says. 2: wrong flags.
 
 import collections.abc
 import json
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from typing import Any
+from typing import Any, NoReturn
 
 from absl import app, flags
 
@@ -271,8 +272,15 @@ def text_table(rows: list[dict[str, Any]]) -> str:
   return "\n".join([*text, *notes])
 
 
+def _end(number: int, frame: Any) -> NoReturn:
+  """Ends by way of `finally`, so that no process or folder is left."""
+  del frame
+  sys.exit(128 + number)
+
+
 def main(argv: list[str]) -> None:
   """Makes the report."""
+  signal.signal(signal.SIGTERM, _end)
   if argv[1:]:
     print(f"tpu_report: unknown argument {argv[1]!r}", file=sys.stderr)
     sys.exit(2)
