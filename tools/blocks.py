@@ -216,10 +216,15 @@ def _call(equation) -> Call:
     for v in equation.invars[: mapping.num_index_operands]
   ]
   grid = tuple(int(d) for d in mapping.grid)
-  operands = [
-    _operand(m, grid, scalars, output=i >= mapping.num_inputs)
-    for i, m in enumerate(mapping.block_mappings)
-  ]
+  # Outputs by the dozen are alike, and evaluating an index map takes a while.
+  alike: dict[str, Operand] = {}
+  operands = []
+  for i, m in enumerate(mapping.block_mappings):
+    output = i >= mapping.num_inputs
+    key = f"{m.index_map_jaxpr} {m} {m.array_aval} {m.ref_aval} {output}"
+    if key not in alike:
+      alike[key] = _operand(m, grid, scalars, output=output)
+    operands.append(alike[key])
   scratch = 0
   for aval in getattr(mapping, "scratch_avals", ()):
     if "vmem" in str(getattr(aval, "memory_space", "")).lower():

@@ -167,6 +167,8 @@ REAL = (
   *_both(_repeat, "key twice", (2048, 48, 4, 128), 2),
   _repeat("key 4 times", (2048, 48, 2, 128), 4),
   _repeat("key 8 times", (2048, 48, 1, 128), 8),
+  # More than XLA's all-layer form fits into the smallest HBM.
+  _fuse("16 experts, 8 shards", (16, 48, 2048, 768), 8, 1024),
 )
 
 SETS = {"small": SMALL, "real": REAL}

@@ -219,15 +219,6 @@ def _types(top, x: Instruction) -> list[str]:
   return [x.type, *(top[o].type for o in x.operands if o in top)]
 
 
-def entry_bytes(module: Module) -> int:
-  """Parameters and results of the program, tiles included."""
-  total = 0
-  for x in module.top.values():
-    if x.opcode == "parameter" or x.root:
-      total += array_bytes(x.type, vmem=True)
-  return total
-
-
 def moved_bytes(module: Module) -> int:
   """Bytes that the program reads from HBM and writes to it."""
   return sum(_traffic(module, x) for x in module.top.values() if _moves(x))
