@@ -3,7 +3,8 @@
 A TensorCore issues one VLIW bundle a cycle, so the bundles of a loop's body
 times its trips are the cycles a kernel needs at least. It is a model and not a
 measurement: stalls and the latency of a DMA are not in it, and both sides of a
-branch are, what `pl.when` runs once included.
+branch are, but for what runs in one step only (`pl.when` of the first or the
+last one), which is known by the comparison of every grid index it hangs on.
 
 Read off each line are the depth of loops (the number of `>`), the instructions,
 and at a loop's end the trips it makes (`loop exit test`). A pipelined grid runs
@@ -21,6 +22,16 @@ import re
 _BUNDLE = re.compile(r"^\s*(?:0x[0-9a-f]+|0)\s+(?:[A-Z]{2})?\s*:\s*([> ]*)\{")
 _EXIT = re.compile(r"scmp\.ge\.s32\.totalorder [^,]*, (\d+) /\* loop exit test")
 _OPCODE = re.compile(r"= *([a-z][\w.]*)")
+_PREDICATE = re.compile(
+  r"%(p\d+_p\d+) = (scmp\.eq|scmp\.ne|pnand|por|pneg)[\w.]*"
+  r" (?:%(p\d+_p\d+)(?:, %(p\d+_p\d+))?|%(s\w+), -?\d+)"
+)
+_GRID_INDEX = re.compile(
+  r"%(s\w+) = (?:sphi|sld)[^;}]*?/\*[^;}]*?iteration index, stage ="
+)
+_BRANCH = re.compile(r"sbr\.rel \((!?)%(p\d+_p\d+)\) target = \$region(\d+)")
+# Bundles after a branch that are issued whether it is taken or not.
+_DELAY = 4
 _COMMENT = re.compile(r"/\*.*?\*/")
 _PIPELINED = "iteration index, stage ="
 _EXTRA_TRIPS = 2
@@ -58,21 +69,23 @@ class Kernel:
 
   Attributes:
     name: Name of its instruction in the compiled program.
-    bundles: Bundles of one trip of the outermost loop, inner loops times their
-      trips; of everything where there is no loop.
+    bundles: Bundles of every trip of the outermost loop, inner loops times
+      their trips; of everything where there is no loop.
     trips: Trips of the outermost loop that do work; 1 without a loop.
     slots: Instructions of each kind among `bundles`.
+    once: Bundles in the loop that run in one trip only.
   """
 
   name: str
   bundles: int
   trips: int
   slots: dict[str, int]
+  once: int = 0
 
   @property
   def cycles(self) -> int:
     """Bundles issued by one TensorCore from the first trip to the last."""
-    return self.bundles * self.trips
+    return self.bundles * self.trips + self.once
 
   def bounding_slot(self, target: str) -> tuple[str, int]:
     """The kind of instruction that needs most bundles, and how many it needs.
@@ -92,12 +105,55 @@ class Kernel:
     return slot, least[slot]
 
 
-def read(name: str, text: str) -> Kernel:
+class _Conditions:
+  """Which predicates say that grid indices have certain values."""
+
+  def __init__(self):
+    # Grid indices that have a certain value when a predicate is true, or when
+    # it is false.
+    self._indices: set[str] = set()
+    self._true: dict[str, frozenset[str]] = {}
+    self._false: dict[str, frozenset[str]] = {}
+
+  def note(self, line: str) -> None:
+    """Takes in the predicates that a line defines."""
+    self._indices.update(_GRID_INDEX.findall(line))
+    for name, kind, a, b, compared in _PREDICATE.findall(line):
+      # A later definition of the same name is another value.
+      self._true.pop(name, None)
+      self._false.pop(name, None)
+      if compared and compared not in self._indices:
+        continue
+      if kind == "scmp.eq":
+        self._true[name] = frozenset([compared])
+      elif kind == "scmp.ne":
+        self._false[name] = frozenset([compared])
+      elif kind == "pneg" and a in self._true:
+        self._false[name] = self._true[a]
+      elif kind == "pneg" and a in self._false:
+        self._true[name] = self._false[a]
+      elif kind == "pnand" and a in self._true and b in self._true:
+        self._false[name] = self._true[a] | self._true[b]
+      elif kind == "por" and a in self._false and b in self._false:
+        self._false[name] = self._false[a] | self._false[b]
+
+  def skipped(self, line: str) -> tuple[int, str] | None:
+    """A branch around a region: grid indices it hangs on, and its end."""
+    found = _BRANCH.search(line)
+    if found is None:
+      return None
+    negated, name, region = found.groups()
+    needs = (self._true if negated else self._false).get(name)
+    return None if needs is None else (len(needs), region)
+
+
+def read(name: str, text: str, dimensions: int = 1) -> Kernel:
   """Reads one kernel's final bundles.
 
   Args:
     name: The kernel's name.
     text: Contents of its `final_bundles` file.
+    dimensions: Dimensions of its grid of more than one step.
 
   Returns:
     The kernel.
@@ -105,8 +161,10 @@ def read(name: str, text: str) -> Kernel:
   # Counts at each depth of loops, of the loops that are open.
   levels = [collections.Counter[str]()]
   exits: dict[int, int] = {}
-  body, trips = collections.Counter[str](), 0
+  body, trips, once = collections.Counter[str](), 0, 0
   pipelined = _PIPELINED in text
+  conditions = _Conditions()
+  rare, delay = None, 0
 
   def close(depth, everything=False):
     nonlocal trips
@@ -133,6 +191,17 @@ def read(name: str, text: str) -> Kernel:
     while len(levels) < depth + 1:
       levels.append(collections.Counter())
     depth = len(levels) - 1
+    if rare is not None and rare.search(line):
+      rare = None
+    delay -= 1
+    conditions.note(line)
+    if rare is not None and delay < 0 and depth == 1:
+      once += 1
+      continue
+    branch = conditions.skipped(line) if depth == 1 and rare is None else None
+    if branch is not None and branch[0] >= max(1, dimensions):
+      rare = re.compile(rf"Start(?:/End empty)? region {branch[1]}\b")
+      delay = _DELAY
     levels[depth]["bundle"] += 1
     for part in _COMMENT.sub("", line).split(";;"):
       opcode = _OPCODE.search(part)
@@ -145,15 +214,20 @@ def read(name: str, text: str) -> Kernel:
   counts = body if trips else levels[0]
   slots = {slot: counts[slot] for slot in sorted(counts) if slot != "bundle"}
   return Kernel(
-    name=name, bundles=counts["bundle"], trips=trips or 1, slots=slots
+    name=name,
+    bundles=counts["bundle"],
+    trips=trips or 1,
+    slots=slots,
+    once=once,
   )
 
 
-def collect(folder: pathlib.Path) -> list[Kernel]:
+def collect(folder: pathlib.Path, dimensions: int = 1) -> list[Kernel]:
   """Reads the kernels dumped to a folder, and empties it.
 
   Args:
     folder: The folder that libtpu dumps to.
+    dimensions: Dimensions of more than one step of the kernels' grids.
 
   Returns:
     Pallas's and XLA's kernels of all programs compiled since the last call.
@@ -163,7 +237,9 @@ def collect(folder: pathlib.Path) -> list[Kernel]:
     found = _FILE.match(path.name)
     if found and not _NO_KERNEL.match(found.group("kernel")):
       kernels.append(
-        read(found.group("kernel"), path.read_text(errors="replace"))
+        read(
+          found.group("kernel"), path.read_text(errors="replace"), dimensions
+        )
       )
     path.unlink()
   return kernels

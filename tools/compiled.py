@@ -105,9 +105,13 @@ class Compiler:
     with self._as_if_attached():
       traced = jax.jit(function).trace(*arguments)
       compiled = traced.lower().compile()
+    calls = blocks.calls(traced.jaxpr)
+    dimensions = max(
+      (sum(size > 1 for size in call.grid) for call in calls), default=1
+    )
     return Program(
       module=hlo.parse(compiled.as_text() or ""),
-      calls=blocks.calls(traced.jaxpr),
-      kernels=bundles.collect(self._dump),
+      calls=calls,
+      kernels=bundles.collect(self._dump, dimensions),
       temp_bytes=compiled.memory_analysis().temp_size_in_bytes,
     )

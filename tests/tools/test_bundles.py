@@ -1,5 +1,7 @@
 """Bundles are counted by loop, and loops by their trips."""
 
+import pytest
+
 from laneweave.tools import bundles
 
 # The form of libtpu 0.0.52's final_bundles: address, mark, loop depth,
@@ -46,6 +48,40 @@ def test_the_bounding_slot_needs_most_bundles():
   assert busy.bounding_slot("v5p") == ("store", 7)
   # Two stores a bundle there.
   assert busy.bounding_slot("v6e") == ("store", 4)
+
+
+_ONCE = """\
+   0x1 LB: > { %s1_s0 = sphi 0, %s9_s0 /* iteration index, stage = 0 */ }
+   0x2   : > { %p1_p0 = scmp.eq.s32.totalorder COMPARED, 0 }
+   0x3   : > { %7 = sbr.rel (!%p1_p0) target = $region40 }
+   0x4   : > { %v1_v0 = vmov 0 }
+   0x5   : > { %v2_v0 = vmov 0 }
+   0x6   : > { %v3_v0 = vmov 0 }
+   0x7   : > { %v4_v0 = vmov 0 }
+   0x8   : > { %v5_v0 = vmov 0 }
+   0x9   : > { %v6_v0 = vmov 0 }
+   0xa PF: > { %v7_v0 = vmov 0 } /* Start/End empty region 40 */
+   0xb   : > { %p2_p0 = scmp.ge.s32.totalorder %s9_s0, 12 /* loop exit test */ }
+   0xc   :  { %8 = sbr.rel (!%p2_p0) target = $region2 }
+"""
+
+
+@pytest.mark.parametrize(
+  ("compared", "dimensions", "once"),
+  [
+    ("%s1_s0", 1, 2),  # after the four bundles that are issued anyhow
+    ("%s1_s0", 2, 0),  # holds in every step of the other dimension
+    ("%s5_s0", 1, 0),  # something else than a grid index
+  ],
+)
+def test_what_runs_in_one_step_is_no_part_of_the_others(
+  compared, dimensions, once
+):
+  text = _ONCE.replace("COMPARED", compared)
+  kernel = bundles.read("k", text, dimensions)
+  assert kernel.once == once
+  assert kernel.bundles == 11 - once
+  assert kernel.cycles == 10 * (11 - once) + once
 
 
 def test_without_a_loop_everything_counts_once():
