@@ -234,6 +234,9 @@ def _traffic(module: Module, x: Instruction) -> int:
     source = top[x.operands[0]].type if x.operands else ""
     in_hbm = bool(array_bytes(source))
     return written + (array_bytes(x.type, vmem=True) if in_hbm else 0)
+  if x.opcode == "dynamic-update-slice":
+    update = top[x.operands[1]].type if x.operands[1] in top else ""
+    return 2 * array_bytes(update)
   if x.opcode != "fusion":
     return written + sum(
       array_bytes(top[o].type) for o in x.operands if o in top
@@ -241,16 +244,78 @@ def _traffic(module: Module, x: Instruction) -> int:
   called = _CALLS.search(x.rest)
   assert called, x
   body = module.computations[called.group(1)]
+  updated = _updates(module, body)
+  moved = 0
+  for at, found in enumerate(_ARRAY.finditer(x.type)):
+    size = array_bytes(found.group(0))
+    if at in updated:
+      size = size * updated[at][1] // max(1, _elements(found.group(0)))
+    moved += size
+  in_place = {parameter for parameter, _ in updated.values()}
   for at, operand in enumerate(x.operands):
     full = array_bytes(top[operand].type) if operand in top else 0
-    if not full:
+    name = _parameter(body, at)
+    if not full or name in in_place:
       continue
     slices: dict[str, int] = {}
-    whole = any(_reads(module, body, _parameter(body, at), slices))
+    whole = any(_reads(module, body, name, slices))
     each = full / max(1, _elements(top[operand].type))
     part = int(sum(slices.values()) * each)
-    written += full if whole or not slices else min(full, part)
-  return written
+    moved += full if whole or not slices else min(full, part)
+  return moved
+
+
+def _updates(
+  module: Module, body: dict[str, Instruction]
+) -> dict[int, tuple[str, int]]:
+  """Results of a fused computation that change a part of an operand in place.
+
+  XLA shares the buffer of such a result with the operand (where it cannot, it
+  has put a copy in front), so only the part is written and nothing is read.
+
+  Args:
+    module: The program.
+    body: The computation.
+
+  Returns:
+    By number of the result: the name of the operand's parameter ("" for a
+    buffer that is new) and the elements written.
+  """
+  root = next(name for name, x in body.items() if x.root)
+  results = body[root].operands if body[root].opcode == "tuple" else (root,)
+  found = {}
+  for number, name in enumerate(results):
+    name = _behind_bitcasts(body, name)
+    x = body[name]
+    if x.opcode == "dynamic-update-slice":
+      target = _behind_bitcasts(body, x.operands[0])
+      elements = _elements(body[x.operands[1]].type)
+    elif x.opcode == "fusion":
+      called = _CALLS.search(x.rest)
+      assert called, x
+      inner = module.computations[called.group(1)]
+      below = _updates(module, inner).get(0)
+      if below is None:
+        continue
+      parameter, elements = below
+      number_below = inner[parameter].operands[0] if parameter else ""
+      target = (
+        _behind_bitcasts(body, x.operands[int(number_below)])
+        if number_below
+        else name
+      )
+    else:
+      continue
+    is_parameter = body[target].opcode == "parameter"
+    found[number] = (target if is_parameter else "", elements)
+  return found
+
+
+def _behind_bitcasts(body: dict[str, Instruction], name: str) -> str:
+  """The value that a value is another view of."""
+  while body[name].opcode == "bitcast":
+    name = body[name].operands[0]
+  return name
 
 
 def _start_traffic(x: Instruction) -> int:

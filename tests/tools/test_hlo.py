@@ -25,6 +25,17 @@ BODY
 """
 
 
+_IN_PLACE = """\
+%update (p.2: f32[64,8,256], p.3: f32[64,1,256]) -> f32[64,8,256] {
+  %p.2 = f32[64,8,256]{2,1,0:T(8,128)} parameter(0)
+  %p.3 = f32[64,1,256]{2,1,0:T(8,128)} parameter(1)
+  %zero = s32[] constant(0)
+  ROOT %changed = f32[64,8,256]{2,1,0:T(8,128)} dynamic-update-slice(%p.2, %p.3, %zero, %zero, %zero)
+}
+
+ENTRY"""
+
+
 def module(body):
   return hlo.parse(_MODULE.replace("BODY", body))
 
@@ -36,6 +47,17 @@ def test_a_fusion_reads_only_what_it_slices():
   )
   assert hlo.moved_bytes(found) == 64 * 256 * 4 + 64 * 256 * 2
   assert hlo.launches(found) == hlo.copies(found) == 1
+
+
+def test_an_update_in_place_moves_only_what_it_changes():
+  text = _MODULE.replace("ENTRY", _IN_PLACE).replace(
+    "BODY",
+    "  %row = f32[64,1,256]{2,1,0:T(8,128)} parameter(2)\n"
+    "  ROOT %f = f32[64,8,256]{2,1,0:T(8,128)} fusion(%x, %row), kind=kLoop,"
+    " calls=%update",
+  )
+  # The row's single sublane takes a whole tile in the array that holds it.
+  assert hlo.moved_bytes(hlo.parse(text)) == 64 * 256 * 4 * (8 + 1)
 
 
 def test_a_copy_into_vmem_is_read_once_and_written_nowhere():
