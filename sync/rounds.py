@@ -203,6 +203,7 @@ def unit_to_wire(u: base.WorkUnit) -> control_pb2.WorkUnit:
     mesh_axes=u.mesh_axes,
     linear_staging=u.linear_staging,
     variables=[variable_to_wire(v) for v in u.variables],
+    host_subgrid=u.host_subgrid,
   )
 
 
@@ -217,4 +218,5 @@ def unit_from_wire(u: control_pb2.WorkUnit) -> base.WorkUnit:
     mesh_axes=tuple(u.mesh_axes),
     linear_staging=u.linear_staging,
     variables=tuple(variable_from_wire(v) for v in u.variables),
+    host_subgrid=tuple(u.host_subgrid),
   )

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$laneweave/sync/control/control.proto\x12\x11laneweave.control\"\x0e\n\x0cHelloRequest\"\x1d\n\nHelloReply\x12\x0f\n\x07session\x18\x01 \x01(\t\"X\n\x08\x45nvelope\x12\x0c\n\x04\x62ody\x18\x01 \x01(\x0c\x12\x0f\n\x07session\x18\x02 \x01(\t\x12\x0e\n\x06\x63\x61ller\x18\x03 \x01(\x0c\x12\x10\n\x08sequence\x18\x04 \x01(\x04\x12\x0b\n\x03mac\x18\x05 \x01(\x0c\"O\n\x08RoundKey\x12\x0f\n\x07replica\x18\x01 \x01(\t\x12\x10\n\x08round_id\x18\x02 \x01(\x03\x12\x0f\n\x07version\x18\x03 \x01(\x03\x12\x0f\n\x07session\x18\x04 \x01(\t\"\xa5\x01\n\x08Variable\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07ordinal\x18\x02 \x01(\x05\x12\r\n\x05shape\x18\x03 \x03(\x03\x12\r\n\x05\x64type\x18\x04 \x01(\t\x12\x12\n\nmesh_shape\x18\x05 \x03(\x03\x12\x15\n\rsharding_spec\x18\x06 \x03(\t\x12\x1c\n\x14global_shard_indices\x18\x07 \x03(\x05\x12\x13\n\x0b\x66ingerprint\x18\x08 \x03(\x07\"\xc3\x01\n\x08WorkUnit\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0f\n\x07replica\x18\x02 \x01(\t\x12\x11\n\tendpoints\x18\x03 \x03(\t\x12\x17\n\x0f\x63ontrol_address\x18\x04 \x01(\t\x12\x12\n\nmesh_shape\x18\x05 \x03(\x03\x12\x11\n\tmesh_axes\x18\x06 \x03(\t\x12\x16\n\x0elinear_staging\x18\x07 \x01(\x08\x12.\n\tvariables\x18\x08 \x03(\x0b\x32\x1b.laneweave.control.Variable\"\x94\x01\n\rRoundManifest\x12\x10\n\x08round_id\x18\x01 \x01(\x03\x12\x0f\n\x07version\x18\x02 \x01(\x03\x12\x0c\n\x04seed\x18\x03 \x03(\x07\x12.\n\tvariables\x18\x04 \x03(\x0b\x32\x1b.laneweave.control.Variable\x12\x11\n\tsignature\x18\x05 \x01(\x0c\x12\x0f\n\x07session\x18\x06 \x01(\t\"H\n\x0bJoinRequest\x12)\n\x04unit\x18\x01 \x01(\x0b\x32\x1b.laneweave.control.WorkUnit\x12\x0e\n\x06wait_s\x18\x02 \x01(\x01\"F\n\tJoinReply\x12\x10\n\x08problems\x18\x01 \x03(\t\x12\x16\n\x0enothing_staged\x18\x02 \x01(\x08\x12\x0f\n\x07session\x18\x03 \x01(\t\"Y\n\x10NextRoundRequest\x12\x0f\n\x07replica\x18\x01 \x01(\t\x12\x13\n\x0b\x61\x66ter_round\x18\x02 \x01(\x03\x12\x0e\n\x06wait_s\x18\x03 \x01(\x01\x12\x0f\n\x07session\x18\x04 \x01(\t\"_\n\nRoundOffer\x12\x32\n\x08manifest\x18\x01 \x01(\x0b\x32 .laneweave.control.RoundManifest\x12\x0e\n\x06\x63losed\x18\x02 \x01(\x08\x12\r\n\x05\x65rror\x18\x03 \x01(\t\"1\n\x0cReceiveReply\x12\r\n\x05\x65rror\x18\x01 \x01(\t\x12\x12\n\ntransfer_s\x18\x02 \x01(\x01\"\xf6\x01\n\rReportRequest\x12(\n\x03key\x18\x01 \x01(\x0b\x32\x1b.laneweave.control.RoundKey\x12\x0f\n\x07outcome\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x12\n\nmismatched\x18\x04 \x03(\t\x12>\n\x07timings\x18\x05 \x03(\x0b\x32-.laneweave.control.ReportRequest.TimingsEntry\x12\x16\n\x0epeak_rss_bytes\x18\x06 \x01(\x03\x1a.\n\x0cTimingsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\x1c\n\x0bReportReply\x12\r\n\x05\x65rror\x18\x01 \x01(\t2\xe7\x02\n\nWeightSync\x12G\n\x05Hello\x12\x1f.laneweave.control.HelloRequest\x1a\x1d.laneweave.control.HelloReply\x12@\n\x04Join\x12\x1b.laneweave.control.Envelope\x1a\x1b.laneweave.control.Envelope\x12\x45\n\tNextRound\x12\x1b.laneweave.control.Envelope\x1a\x1b.laneweave.control.Envelope\x12\x43\n\x07Receive\x12\x1b.laneweave.control.Envelope\x1a\x1b.laneweave.control.Envelope\x12\x42\n\x06Report\x12\x1b.laneweave.control.Envelope\x1a\x1b.laneweave.control.Envelopeb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$laneweave/sync/control/control.proto\x12\x11laneweave.control\"\x0e\n\x0cHelloRequest\"\x1d\n\nHelloReply\x12\x0f\n\x07session\x18\x01 \x01(\t\"X\n\x08\x45nvelope\x12\x0c\n\x04\x62ody\x18\x01 \x01(\x0c\x12\x0f\n\x07session\x18\x02 \x01(\t\x12\x0e\n\x06\x63\x61ller\x18\x03 \x01(\x0c\x12\x10\n\x08sequence\x18\x04 \x01(\x04\x12\x0b\n\x03mac\x18\x05 \x01(\x0c\"O\n\x08RoundKey\x12\x0f\n\x07replica\x18\x01 \x01(\t\x12\x10\n\x08round_id\x18\x02 \x01(\x03\x12\x0f\n\x07version\x18\x03 \x01(\x03\x12\x0f\n\x07session\x18\x04 \x01(\t\"\xa5\x01\n\x08Variable\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07ordinal\x18\x02 \x01(\x05\x12\r\n\x05shape\x18\x03 \x03(\x03\x12\r\n\x05\x64type\x18\x04 \x01(\t\x12\x12\n\nmesh_shape\x18\x05 \x03(\x03\x12\x15\n\rsharding_spec\x18\x06 \x03(\t\x12\x1c\n\x14global_shard_indices\x18\x07 \x03(\x05\x12\x13\n\x0b\x66ingerprint\x18\x08 \x03(\x07\"\xd9\x01\n\x08WorkUnit\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0f\n\x07replica\x18\x02 \x01(\t\x12\x11\n\tendpoints\x18\x03 \x03(\t\x12\x17\n\x0f\x63ontrol_address\x18\x04 \x01(\t\x12\x12\n\nmesh_shape\x18\x05 \x03(\x03\x12\x11\n\tmesh_axes\x18\x06 \x03(\t\x12\x16\n\x0elinear_staging\x18\x07 \x01(\x08\x12.\n\tvariables\x18\x08 \x03(\x0b\x32\x1b.laneweave.control.Variable\x12\x14\n\x0chost_subgrid\x18\t \x03(\x03\"\x94\x01\n\rRoundManifest\x12\x10\n\x08round_id\x18\x01 \x01(\x03\x12\x0f\n\x07version\x18\x02 \x01(\x03\x12\x0c\n\x04seed\x18\x03 \x03(\x07\x12.\n\tvariables\x18\x04 \x03(\x0b\x32\x1b.laneweave.control.Variable\x12\x11\n\tsignature\x18\x05 \x01(\x0c\x12\x0f\n\x07session\x18\x06 \x01(\t\"H\n\x0bJoinRequest\x12)\n\x04unit\x18\x01 \x01(\x0b\x32\x1b.laneweave.control.WorkUnit\x12\x0e\n\x06wait_s\x18\x02 \x01(\x01\"F\n\tJoinReply\x12\x10\n\x08problems\x18\x01 \x03(\t\x12\x16\n\x0enothing_staged\x18\x02 \x01(\x08\x12\x0f\n\x07session\x18\x03 \x01(\t\"Y\n\x10NextRoundRequest\x12\x0f\n\x07replica\x18\x01 \x01(\t\x12\x13\n\x0b\x61\x66ter_round\x18\x02 \x01(\x03\x12\x0e\n\x06wait_s\x18\x03 \x01(\x01\x12\x0f\n\x07session\x18\x04 \x01(\t\"_\n\nRoundOffer\x12\x32\n\x08manifest\x18\x01 \x01(\x0b\x32 .laneweave.control.RoundManifest\x12\x0e\n\x06\x63losed\x18\x02 \x01(\x08\x12\r\n\x05\x65rror\x18\x03 \x01(\t\"1\n\x0cReceiveReply\x12\r\n\x05\x65rror\x18\x01 \x01(\t\x12\x12\n\ntransfer_s\x18\x02 \x01(\x01\"\xf6\x01\n\rReportRequest\x12(\n\x03key\x18\x01 \x01(\x0b\x32\x1b.laneweave.control.RoundKey\x12\x0f\n\x07outcome\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x12\n\nmismatched\x18\x04 \x03(\t\x12>\n\x07timings\x18\x05 \x03(\x0b\x32-.laneweave.control.ReportRequest.TimingsEntry\x12\x16\n\x0epeak_rss_bytes\x18\x06 \x01(\x03\x1a.\n\x0cTimingsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\x1c\n\x0bReportReply\x12\r\n\x05\x65rror\x18\x01 \x01(\t2\xe7\x02\n\nWeightSync\x12G\n\x05Hello\x12\x1f.laneweave.control.HelloRequest\x1a\x1d.laneweave.control.HelloReply\x12@\n\x04Join\x12\x1b.laneweave.control.Envelope\x1a\x1b.laneweave.control.Envelope\x12\x45\n\tNextRound\x12\x1b.laneweave.control.Envelope\x1a\x1b.laneweave.control.Envelope\x12\x43\n\x07Receive\x12\x1b.laneweave.control.Envelope\x1a\x1b.laneweave.control.Envelope\x12\x42\n\x06Report\x12\x1b.laneweave.control.Envelope\x1a\x1b.laneweave.control.Envelopeb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -44,25 +44,25 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_VARIABLE']._serialized_start=278
   _globals['_VARIABLE']._serialized_end=443
   _globals['_WORKUNIT']._serialized_start=446
-  _globals['_WORKUNIT']._serialized_end=641
-  _globals['_ROUNDMANIFEST']._serialized_start=644
-  _globals['_ROUNDMANIFEST']._serialized_end=792
-  _globals['_JOINREQUEST']._serialized_start=794
-  _globals['_JOINREQUEST']._serialized_end=866
-  _globals['_JOINREPLY']._serialized_start=868
-  _globals['_JOINREPLY']._serialized_end=938
-  _globals['_NEXTROUNDREQUEST']._serialized_start=940
-  _globals['_NEXTROUNDREQUEST']._serialized_end=1029
-  _globals['_ROUNDOFFER']._serialized_start=1031
-  _globals['_ROUNDOFFER']._serialized_end=1126
-  _globals['_RECEIVEREPLY']._serialized_start=1128
-  _globals['_RECEIVEREPLY']._serialized_end=1177
-  _globals['_REPORTREQUEST']._serialized_start=1180
-  _globals['_REPORTREQUEST']._serialized_end=1426
-  _globals['_REPORTREQUEST_TIMINGSENTRY']._serialized_start=1380
-  _globals['_REPORTREQUEST_TIMINGSENTRY']._serialized_end=1426
-  _globals['_REPORTREPLY']._serialized_start=1428
-  _globals['_REPORTREPLY']._serialized_end=1456
-  _globals['_WEIGHTSYNC']._serialized_start=1459
-  _globals['_WEIGHTSYNC']._serialized_end=1818
+  _globals['_WORKUNIT']._serialized_end=663
+  _globals['_ROUNDMANIFEST']._serialized_start=666
+  _globals['_ROUNDMANIFEST']._serialized_end=814
+  _globals['_JOINREQUEST']._serialized_start=816
+  _globals['_JOINREQUEST']._serialized_end=888
+  _globals['_JOINREPLY']._serialized_start=890
+  _globals['_JOINREPLY']._serialized_end=960
+  _globals['_NEXTROUNDREQUEST']._serialized_start=962
+  _globals['_NEXTROUNDREQUEST']._serialized_end=1051
+  _globals['_ROUNDOFFER']._serialized_start=1053
+  _globals['_ROUNDOFFER']._serialized_end=1148
+  _globals['_RECEIVEREPLY']._serialized_start=1150
+  _globals['_RECEIVEREPLY']._serialized_end=1199
+  _globals['_REPORTREQUEST']._serialized_start=1202
+  _globals['_REPORTREQUEST']._serialized_end=1448
+  _globals['_REPORTREQUEST_TIMINGSENTRY']._serialized_start=1402
+  _globals['_REPORTREQUEST_TIMINGSENTRY']._serialized_end=1448
+  _globals['_REPORTREPLY']._serialized_start=1450
+  _globals['_REPORTREPLY']._serialized_end=1478
+  _globals['_WEIGHTSYNC']._serialized_start=1481
+  _globals['_WEIGHTSYNC']._serialized_end=1840
 # @@protoc_insertion_point(module_scope)

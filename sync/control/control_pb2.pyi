@@ -63,7 +63,7 @@ class Variable(_message.Message):
     def __init__(self, name: _Optional[str] = ..., ordinal: _Optional[int] = ..., shape: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., mesh_shape: _Optional[_Iterable[int]] = ..., sharding_spec: _Optional[_Iterable[str]] = ..., global_shard_indices: _Optional[_Iterable[int]] = ..., fingerprint: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class WorkUnit(_message.Message):
-    __slots__ = ("job", "replica", "endpoints", "control_address", "mesh_shape", "mesh_axes", "linear_staging", "variables")
+    __slots__ = ("job", "replica", "endpoints", "control_address", "mesh_shape", "mesh_axes", "linear_staging", "variables", "host_subgrid")
     JOB_FIELD_NUMBER: _ClassVar[int]
     REPLICA_FIELD_NUMBER: _ClassVar[int]
     ENDPOINTS_FIELD_NUMBER: _ClassVar[int]
@@ -72,6 +72,7 @@ class WorkUnit(_message.Message):
     MESH_AXES_FIELD_NUMBER: _ClassVar[int]
     LINEAR_STAGING_FIELD_NUMBER: _ClassVar[int]
     VARIABLES_FIELD_NUMBER: _ClassVar[int]
+    HOST_SUBGRID_FIELD_NUMBER: _ClassVar[int]
     job: str
     replica: str
     endpoints: _containers.RepeatedScalarFieldContainer[str]
@@ -80,7 +81,8 @@ class WorkUnit(_message.Message):
     mesh_axes: _containers.RepeatedScalarFieldContainer[str]
     linear_staging: bool
     variables: _containers.RepeatedCompositeFieldContainer[Variable]
-    def __init__(self, job: _Optional[str] = ..., replica: _Optional[str] = ..., endpoints: _Optional[_Iterable[str]] = ..., control_address: _Optional[str] = ..., mesh_shape: _Optional[_Iterable[int]] = ..., mesh_axes: _Optional[_Iterable[str]] = ..., linear_staging: _Optional[bool] = ..., variables: _Optional[_Iterable[_Union[Variable, _Mapping]]] = ...) -> None: ...
+    host_subgrid: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, job: _Optional[str] = ..., replica: _Optional[str] = ..., endpoints: _Optional[_Iterable[str]] = ..., control_address: _Optional[str] = ..., mesh_shape: _Optional[_Iterable[int]] = ..., mesh_axes: _Optional[_Iterable[str]] = ..., linear_staging: _Optional[bool] = ..., variables: _Optional[_Iterable[_Union[Variable, _Mapping]]] = ..., host_subgrid: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class RoundManifest(_message.Message):
     __slots__ = ("round_id", "version", "seed", "variables", "signature", "session")

@@ -71,12 +71,15 @@ class WorkUnit:
     job: "trainer" or "rollout".
     replica: Replica of the job.
     endpoints: Data address ("host:port") of each device, in mesh order.
-    control_address: Address of the synchronizer's listener.
+    control_address: Address of the synchronizer's listener; of several hosts'
+      synchronizers, joined by commas.
     mesh_shape: Sizes of the mesh axes.
     mesh_axes: Names of the mesh axes.
     linear_staging: Staging buffers are linear rather than in device tiles,
       as they are on CPU; the transfer must then not move whole tiles.
     variables: The arrays, by ordinal.
+    host_subgrid: Shape of the block of the mesh that one host holds, where
+      several hosts hold the mesh; else empty.
   """
 
   job: str
@@ -87,6 +90,7 @@ class WorkUnit:
   mesh_axes: tuple[str, ...]
   linear_staging: bool
   variables: tuple[Variable, ...]
+  host_subgrid: tuple[int, ...] = ()
 
 
 class Endpoint(Protocol):

@@ -1,7 +1,5 @@
 """Makes the ends of a transport by name."""
 
-import os
-
 from laneweave.sync.transport import base, local, resolve
 
 NAMES = ("auto", "raiden", "local")
@@ -46,26 +44,22 @@ def resolve_name(name: str, use_raiden_ffi: bool | None) -> str:
     use_raiden_ffi: See `resolve.resolve_transport`.
 
   Returns:
-    "raiden" or "local".
+    "raiden", "raiden_ffi" or "local".
 
   Raises:
-    ValueError: no such transport.
+    ValueError: no such transport, or FFI asked of one that has none.
     RuntimeError: the transport cannot be had here; see `resolve`.
   """
   if name not in NAMES:
     raise ValueError(f"`transport` {name!r} is not one of {', '.join(NAMES)}")
   if name == "local":
+    if use_raiden_ffi:
+      raise ValueError(
+        "`use_raiden_ffi` asks for Raiden's FFI, and `transport` 'local' does"
+        " without Raiden; set one of them otherwise"
+      )
     return name
-  choice = resolve.choose(
-    use_raiden_ffi,
-    platforms=os.environ.get("JAX_PLATFORMS"),
-    environment=os.environ.get("RAIDEN_USE_FFI"),
-  )
-  if choice.name == "raiden_ffi":
-    raise RuntimeError(
-      "`use_raiden_ffi` asks for Raiden's FFI, which this version does not"
-      " drive; unset it to use the native synchronizer"
-    )
+  choice = resolve.choose(use_raiden_ffi)
   if choice.host_staging:
     raise RuntimeError(
       "proxy arrays (Pathways) would have to be staged on the client's host,"
@@ -75,7 +69,13 @@ def resolve_name(name: str, use_raiden_ffi: bool | None) -> str:
 
 
 def endpoint(
-  name: str, *, job: str, replica: str, parallelism: int, bind_ip: str
+  name: str,
+  *,
+  job: str,
+  replica: str,
+  parallelism: int,
+  bind_ip: str,
+  simulated_gbps: float = 0.0,
 ) -> base.Endpoint:
   """Makes one side's end.
 
@@ -85,14 +85,34 @@ def endpoint(
     replica: Replica of the job.
     parallelism: Raiden's network streams.
     bind_ip: Address that the other side reaches this one by.
+    simulated_gbps: Rate of a simulated link in Gbit/s, which "raiden_ffi" has
+      on CPU devices; 0: none.
 
   Returns:
     The endpoint.
+
+  Raises:
+    ValueError: a simulated link for another transport.
   """
+  if simulated_gbps and name != "raiden_ffi":
+    raise ValueError(
+      f"`simulated_gbps` {simulated_gbps:g} needs Raiden's FFI on CPU devices,"
+      f" and the transport is {name}; set `use_raiden_ffi` to True"
+    )
   if name == "local":
     return local.LocalEndpoint(job=job, replica=replica)
   # Raiden's modules are imported only where they are used, and before any
   # device is touched by this process's TPU backend.
+  if name == "raiden_ffi":
+    from laneweave.sync.transport import raiden_ffi
+
+    return raiden_ffi.FfiEndpoint(
+      job=job,
+      replica=replica,
+      parallelism=parallelism,
+      bind_ip=bind_ip,
+      simulated_gbps=simulated_gbps,
+    )
   from laneweave.sync.transport import raiden_native
 
   return raiden_native.NativeEndpoint(

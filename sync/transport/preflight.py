@@ -79,6 +79,11 @@ def _unit_problems(unit: base.WorkUnit) -> list[str]:
       f"the {unit.job} has {len(unit.endpoints)} endpoints for a mesh of"
       f" {list(unit.mesh_shape)}"
     )
+  if unit.host_subgrid and not _is_block(unit.host_subgrid, unit.mesh_shape):
+    problems.append(
+      f"the {unit.job} has hosts of {list(unit.host_subgrid)} devices, which do"
+      f" not divide a mesh of {list(unit.mesh_shape)}"
+    )
   if [v.ordinal for v in unit.variables] != list(range(len(unit.variables))):
     problems.append(f"the {unit.job}'s ordinals do not count from 0")
   names = collections.Counter(v.name for v in unit.variables)
@@ -92,6 +97,12 @@ def _unit_problems(unit: base.WorkUnit) -> list[str]:
     if problem is not None:
       problems.append(f"`{v.name}` {v} of the {unit.job} {problem}")
   return problems
+
+
+def _is_block(block: tuple[int, ...], mesh: tuple[int, ...]) -> bool:
+  return len(block) == len(mesh) and all(
+    b > 0 and n % b == 0 for b, n in zip(block, mesh, strict=True)
+  )
 
 
 def _variable_problem(v: base.Variable, endpoints: int) -> str | None:

@@ -227,6 +227,7 @@ class NativeController:
       unit.control_address,
       mesh_shape=list(unit.mesh_shape),
       mesh_axes=list(unit.mesh_axes),
+      host_subgrid=list(unit.host_subgrid) or None,
       variables=[
         _proto.VariableMetadataProto(
           name=v.name,

@@ -14,6 +14,7 @@
 """
 
 import dataclasses
+import os
 
 from absl import logging
 
@@ -99,21 +100,21 @@ def resolve_transport(
 
 def choose(
   use_raiden_ffi: bool | None,
-  *,
-  platforms: str | None,
-  environment: str | None,
 ) -> Choice:
-  """`resolve_transport` with what this process can import.
+  """`resolve_transport` with what this process can import, and its environment.
+
+  JAX_PLATFORMS with "proxy" in it means Pathways. Nothing else reads these
+  variables.
 
   Args:
     use_raiden_ffi: See `resolve_transport`.
-    platforms: Value of JAX_PLATFORMS; "proxy" in it means Pathways.
-    environment: Value of RAIDEN_USE_FFI, or None.
 
   Returns:
     The choice.
   """
-  is_proxy = "proxy" in (platforms or "").split(",")
+  environment = os.environ.get("RAIDEN_USE_FFI")
+  platforms = os.environ.get("JAX_PLATFORMS", "")
+  is_proxy = "proxy" in [p.strip() for p in platforms.split(",")]
   # The FFI module is loaded only where the decision depends on it.
   asks_ffi = is_proxy or use_raiden_ffi or environment is not None
   return resolve_transport(
