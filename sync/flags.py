@@ -13,6 +13,7 @@ from laneweave.sync.control import keys
 SIDES = sharding_rules.SIDES
 ROLES = ("both", *SIDES)
 TRANSPORTS = ("auto", "raiden", "local")
+FFI = ("auto", "true", "false", *SIDES)
 KERNEL_BACKENDS = ("auto", "mosaic", "interpret", "xla")
 ROLLOUT_BACKENDS = ("maxtext", "vllm_torchax")
 VERIFY = ("fingerprint", "reference", "off")
@@ -26,6 +27,7 @@ ADDRESS_FROM_STDIN = "-"
 
 _LARGEST_PORT = 65535
 _MOST_STREAMS = 256
+_FASTEST_GBPS = 1e6
 
 _CHECKPOINT = flags.DEFINE_string(
   "checkpoint",
@@ -87,6 +89,21 @@ _TRANSPORT = flags.DEFINE_enum(
   "How weights travel. raiden: over the network, between two processes."
   " local: one process, jax.device_put across the two meshes, for machines"
   " where Raiden cannot be installed. auto: raiden, an error without it.",
+)
+_USE_RAIDEN_FFI = flags.DEFINE_enum(
+  "use_raiden_ffi",
+  "auto",
+  FFI,
+  "Stage through Raiden's FFI rather than its native synchronizer. auto: the"
+  " runtime decides, FFI under Pathways and native elsewhere, unless"
+  " RAIDEN_USE_FFI says otherwise. trainer and rollout: FFI on that side and"
+  " native on the other.",
+)
+_SIMULATED_GBPS = flags.DEFINE_float(
+  "simulated_gbps",
+  0.0,
+  "Rate of a simulated link in Gbit/s, each way, between CPU devices with"
+  " --use_raiden_ffi=true. 0: as fast as it goes.",
 )
 _KERNEL_BACKEND = flags.DEFINE_enum(
   "kernel_backend",
@@ -181,6 +198,8 @@ class Options:
   weight_dtype: str
   rollout_backend: str
   transport: str
+  use_raiden_ffi: str
+  simulated_gbps: float
   kernel_backend: str
   rounds: int
   verify: str
@@ -199,6 +218,12 @@ class Options:
     if self.auth_key_file is None:
       return None
     return keys.read(self.auth_key_file)
+
+  def ffi(self, side: str) -> bool | None:
+    """Whether a side stages through FFI; None: the runtime decides."""
+    if self.use_raiden_ffi == "auto":
+      return None
+    return self.use_raiden_ffi in ("true", side)
 
   def mesh(self, side: str) -> meshes.MeshSpec:
     """The mesh of a side."""
@@ -232,6 +257,18 @@ def read(arguments: collections.abc.Sequence[str]) -> Options:
       f"`--transport=local` is one process and `--role={_ROLE.value}` one of"
       " two; use --role=both"
     )
+  _in_range("simulated_gbps", _SIMULATED_GBPS.value, 0, _FASTEST_GBPS)
+  ffi = _USE_RAIDEN_FFI.value
+  if _TRANSPORT.value == "local" and ffi not in ("auto", "false"):
+    raise ValueError(
+      f"`--use_raiden_ffi={ffi}` is one of Raiden's ways and"
+      " `--transport=local` does without Raiden; leave one of them out"
+    )
+  if _SIMULATED_GBPS.value and ffi != "true":
+    raise ValueError(
+      f"`--simulated_gbps` {_SIMULATED_GBPS.value:g} is the rate of FFI on CPU"
+      " devices; give --use_raiden_ffi=true too"
+    )
   try:
     ipaddress.ip_address(_BIND_IP.value)
   except ValueError:
@@ -257,6 +294,8 @@ def read(arguments: collections.abc.Sequence[str]) -> Options:
     weight_dtype=_WEIGHT_DTYPE.value,
     rollout_backend=_ROLLOUT_BACKEND.value,
     transport=_TRANSPORT.value,
+    use_raiden_ffi=_USE_RAIDEN_FFI.value,
+    simulated_gbps=_SIMULATED_GBPS.value,
     kernel_backend=_KERNEL_BACKEND.value,
     rounds=_ROUNDS.value,
     verify=_VERIFY.value,

@@ -57,7 +57,7 @@ def run(
   """
   work = {"trainer": _trainer, "rollout": _rollout}[side]
   try:
-    setup = job_setup.set_up(options)
+    setup = job_setup.set_up(options, side)
     with setup.opened:
       version = work(setup, link, devices)
   except Exception as error:  # noqa: BLE001
@@ -97,6 +97,7 @@ def _trainer(setup: Setup, link: progress.Link, devices: Devices) -> int:
       transport=options.transport,
       parallelism=options.parallelism,
       bind_ip=options.bind_ip,
+      simulated_gbps=options.simulated_gbps,
       control_port=int(address.rpartition(":")[2]),
       verify=_verify_mode(options),
       auth_key=options.auth_key(),
@@ -191,6 +192,7 @@ def _rollout(setup: Setup, link: progress.Link, devices: Devices) -> int | None:
       transport=options.transport,
       parallelism=options.parallelism,
       bind_ip=options.bind_ip,
+      simulated_gbps=options.simulated_gbps,
       verify=_verify_mode(options),
       auth_key=options.auth_key(),
     )

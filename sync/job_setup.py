@@ -151,11 +151,12 @@ def _sharding_notes(side, options, arrays) -> list[str]:
   return notes
 
 
-def set_up(options: flags.Options) -> Setup:
+def set_up(options: flags.Options, side: str) -> Setup:
   """Opens the checkpoint and plans the conversion.
 
   Args:
     options: The flags' values.
+    side: "trainer" or "rollout".
 
   Returns:
     The setup; its checkpoint is open.
@@ -166,7 +167,7 @@ def set_up(options: flags.Options) -> Setup:
   with blames_input():
     opened = checkpoint.open_checkpoint(options.checkpoint)
     try:
-      return _set_up(options, opened)
+      return _set_up(options, side, opened)
     except BaseException:
       opened.close()
       raise
@@ -182,7 +183,7 @@ def _check_widths(flat) -> None:
       )
 
 
-def _set_up(options, opened) -> Setup:
+def _set_up(options, side, opened) -> Setup:
   flat = tree.flatten(opened.shapes)
   _check_widths(flat)
   # `flatten` keeps the leaves and their order.
@@ -197,6 +198,7 @@ def _set_up(options, opened) -> Setup:
     rollout_backend=options.rollout_backend,
     kernel_backend=options.kernel_backend,
     weight_sync_debug=options.weight_sync_debug,
+    use_raiden_ffi=options.ffi(side),
   )
   return Setup(
     options=options,

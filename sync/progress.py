@@ -108,7 +108,8 @@ class Run:
   Attributes:
     sides: Sides that were heard of.
     rounds: Rounds by number.
-    transport: Name of the transport, once known.
+    transport: Name of the transport, once known; where the sides have different
+      ones, the trainer's and the rollout's, joined by "+".
     address: Address of the control service, once known.
     meshes: Mesh and platform by side.
     plan: Fields of the plan event.
@@ -123,6 +124,7 @@ class Run:
     self.sides: set[str] = set()
     self.rounds: dict[int, Round] = {}
     self.transport: str | None = None
+    self._transports: dict[str, str] = {}
     self.address: str | None = None
     self.meshes: dict[str, str] = {}
     self.plan: Event = {}
@@ -141,7 +143,10 @@ class Run:
     match event["kind"]:
       case "plan":
         self.plan = event
-        self.transport = event["transport"]
+        self._transports[side] = event["transport"]
+        # The trainer's first, whichever side told first.
+        names = [self._transports[s] for s in sorted(self._transports)[::-1]]
+        self.transport = "+".join(dict.fromkeys(names))
         self.meshes[side] = f"{event['mesh']} on {event['platform']}"
       case "listening":
         self.address = event["address"]

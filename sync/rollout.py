@@ -46,7 +46,7 @@ class RolloutSync:
   one that was started in its place.
 
   Attributes:
-    transport: The transport in use: "raiden" or "local".
+    transport: The transport in use: "raiden", "raiden_ffi" or "local".
     timings: Seconds of the round's phases: transfer, h2d, verify, publish, and
       pause_s, for which a reader could have had to wait.
   """
@@ -63,6 +63,7 @@ class RolloutSync:
     replica: str = "0",
     verify: str = "fingerprint",
     auth_key: bytes | None = None,
+    simulated_gbps: float = 0.0,
   ):
     """Nothing is allocated or sent before `join`.
 
@@ -76,6 +77,7 @@ class RolloutSync:
       replica: Name of this rollout, unique in the session.
       verify: "fingerprint" or "off": publish unverified.
       auth_key: The trainer's key; needed beyond loopback.
+      simulated_gbps: See `TrainerSync`.
 
     Raises:
       ValueError: an option that does not exist, no key where one is needed, or
@@ -106,6 +108,7 @@ class RolloutSync:
       replica=replica,
       parallelism=parallelism,
       bind_ip=bind_ip,
+      simulated_gbps=simulated_gbps,
     )
     self._client = client_lib.ControlClient(
       control_address, replica, auth_key=auth_key

@@ -29,7 +29,7 @@ class TrainerSync:
       sync.close()
 
   Attributes:
-    transport: The transport in use: "raiden" or "local".
+    transport: The transport in use: "raiden", "raiden_ffi" or "local".
     timings: Seconds of the last round's phases: convert, d2h, transfer.
   """
 
@@ -44,6 +44,7 @@ class TrainerSync:
     replicas: int = 1,
     verify: str = "fingerprint",
     auth_key: bytes | None = None,
+    simulated_gbps: float = 0.0,
   ):
     """Starts the control service; nothing is converted yet.
 
@@ -57,6 +58,8 @@ class TrainerSync:
       verify: "fingerprint" or "off": take no fingerprints.
       auth_key: The key shared with rollouts, 16 bytes and more, that control
         messages and manifests are signed with; needed beyond loopback.
+      simulated_gbps: Rate of a simulated link in Gbit/s, with FFI on CPU
+        devices; 0: none.
 
     Raises:
       ValueError: an option that does not exist, or no key where one is needed.
@@ -77,6 +80,7 @@ class TrainerSync:
       replica="0",
       parallelism=parallelism,
       bind_ip=bind_ip,
+      simulated_gbps=simulated_gbps,
     )
     self._server = server_lib.ControlServer(
       bind_ip=bind_ip, port=control_port, auth_key=auth_key
