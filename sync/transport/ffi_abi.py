@@ -181,9 +181,7 @@ def _fields(declarations: str) -> list[tuple[str, str]]:
   for declaration in declarations.split(";"):
     words = " ".join(declaration.split())
     if words:
-      kind, stars, name = re.fullmatch(
-        r"(.*?)\s*(\**)\s*(\w+)", words
-      ).groups()  # type: ignore[union-attr]
+      kind, stars, name = re.fullmatch(r"(.*?)\s*(\**)\s*(\w+)", words).groups()  # type: ignore[union-attr]
       fields.append((kind.replace(" *", "*") + stars, name))
   return fields
 
@@ -271,9 +269,7 @@ def check_header(text: str) -> None:
     elif _fields_or_none(body) != _fields(declarations):
       problems.append(f"struct XLA_FFI_{name} has other members")
   counted = dict(
-    re.findall(
-      r"XLA_FFI_DEFINE_STRUCT_TRAITS\(XLA_FFI_(\w+),\s*(\w+)\)", text
-    )
+    re.findall(r"XLA_FFI_DEFINE_STRUCT_TRAITS\(XLA_FFI_(\w+),\s*(\w+)\)", text)
   )
   for name, member in _COUNTED.items():
     if counted.get(name) != member:

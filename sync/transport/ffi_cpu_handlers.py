@@ -300,9 +300,7 @@ class _Call:
   def integers_of(self, index: int) -> tuple[int, ...]:
     """The values of an int32 argument."""
     if index >= len(self.args):
-      raise _CallError(
-        ffi_abi.INVALID_ARGUMENT, f"argument {index} is missing"
-      )
+      raise _CallError(ffi_abi.INVALID_ARGUMENT, f"argument {index} is missing")
     return tuple(_int32s(self.args[index], f"argument {index}"))
 
   def shard(self, index: int) -> int:

@@ -80,9 +80,7 @@ def find(mesh: Mesh) -> Hosts:
   )
   problems = []
   for key, at in members.items():
-    corners = {
-      tuple(c // b for c, b in zip(a, block, strict=True)) for a in at
-    }
+    corners = {tuple(c // b for c, b in zip(a, block, strict=True)) for a in at}
     if not divides or len(at) != math.prod(block) or len(corners) != 1:
       problems.append(f"host {key} has the positions {at}, no block of {block}")
   if problems:

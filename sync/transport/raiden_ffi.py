@@ -133,9 +133,7 @@ class FfiEndpoint:
     first = 0
     if platform == "cpu":
       ffi_cpu_handlers.register()
-      self._reservation = ffi_cpu_handlers.reserve(
-        self._settings, found.places
-      )
+      self._reservation = ffi_cpu_handlers.reserve(self._settings, found.places)
       first = self._reservation.first
     elif self._settings.simulated_gbps:
       raise ValueError(

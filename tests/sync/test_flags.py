@@ -74,6 +74,13 @@ def test_values_are_taken(read):
     (["--controller_address=h:65536"], "`--controller_address`"),
     (["--role=rollout", "--controller_address=h:0"], "`--controller_address`"),
     (["--role=trainer", "--transport=local"], "`--transport=local`"),
+    (
+      ["--transport=local", "--use_raiden_ffi=true"],
+      "`--use_raiden_ffi=true` is one of Raiden's",
+    ),
+    (["--simulated_gbps=1"], "`--simulated_gbps` 1 is"),
+    (["--simulated_gbps=-1", "--use_raiden_ffi=true"], "`--simulated_gbps`"),
+    (["--simulated_gbps=nan", "--use_raiden_ffi=true"], "`--simulated_gbps`"),
     (["--checkpoint="], "`--checkpoint`"),
     (["--maxtext_config=a\0b"], "`--maxtext_config`"),
   ],
@@ -86,10 +93,26 @@ def test_a_wrong_value_is_refused_by_the_flags_name(read, arguments, said):
 
 
 @pytest.mark.parametrize(
+  ("value", "trainer", "rollout"),
+  [
+    ("auto", None, None),
+    ("true", True, True),
+    ("false", False, False),
+    ("trainer", True, False),
+    ("rollout", False, True),
+  ],
+)
+def test_ffi_is_asked_of_either_side(read, value, trainer, rollout):
+  options = read(f"--use_raiden_ffi={value}")
+  assert (options.ffi("trainer"), options.ffi("rollout")) == (trainer, rollout)
+
+
+@pytest.mark.parametrize(
   "argument",
   [
     "--verify=maybe",
     "--transport=pigeon",
+    "--use_raiden_ffi=maybe",
     "--kernel_backend=gpu",
     "--rounds=x",
   ],

@@ -1,6 +1,7 @@
 """Rounds between a trainer and a rollout, over every transport."""
 
 import contextlib
+import dataclasses
 import queue
 import threading
 
@@ -18,7 +19,7 @@ from laneweave.sync.transport import base
 from laneweave.tests.kernels import bits
 
 CFG = SyncConfig(num_decoder_layers=3)
-TRANSPORTS = ["local", "raiden"]
+TRANSPORTS = ["local", "raiden", "raiden_ffi"]
 WAIT_S = 30
 
 
@@ -65,13 +66,17 @@ def target(first=4):
 @contextlib.contextmanager
 def pair(transport, replicas=1, **options):
   """A trainer and its rollouts in this process."""
+  cfg = CFG
+  if transport == "raiden_ffi":
+    transport = "raiden"
+    cfg = dataclasses.replace(CFG, use_raiden_ffi=True)
   trainer = session.TrainerSync(
-    CFG, transport=transport, replicas=replicas, parallelism=2
+    cfg, transport=transport, replicas=replicas, parallelism=2
   )
   rollouts = [
     session.RolloutSync(
       target(),
-      cfg=CFG,
+      cfg=cfg,
       control_address=trainer.control_address,
       transport=transport,
       replica=str(i),

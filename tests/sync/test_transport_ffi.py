@@ -1,21 +1,16 @@
 """Raiden's FFI on CPU devices: custom calls, staging and sockets are real."""
 
 import jax
-import numpy as np
 import pytest
 
-from laneweave.sync.transport import base
 from laneweave.tests.sync.ends import (
   CASES,
   arrays_of,
   assert_arrived,
   ends,
-  first_four,
-  last_four,
   mesh,
 )
 
-BOTH = {"source": "raiden_ffi", "target": "raiden_ffi"}
 PAIRS = [
   ("raiden_ffi", "raiden_ffi"),
   ("raiden_ffi", "raiden"),

@@ -22,6 +22,7 @@ from laneweave.tests.sync.ends import (
   mesh,
 )
 
+
 @pytest.mark.parametrize(
   "order", [[0, 1, 2, 3], [3, 1, 2, 0]], ids=["ids in order", "reordered"]
 )

@@ -106,15 +106,21 @@ def test_F79_the_package_imports_without_the_transport():
   assert said.stdout == "local\n"
 
 
-def test_what_is_not_driven_yet_is_an_error(monkeypatch):
+def test_the_environment_counts_where_nothing_is_asked_for(monkeypatch):
   monkeypatch.setenv("RAIDEN_USE_FFI", "1")
-  with pytest.raises(RuntimeError, match="does not drive"):
-    create.resolve_name("auto", None)
+  assert create.resolve_name("auto", None) == "raiden_ffi"
+  assert create.resolve_name("auto", False) == "raiden"
   monkeypatch.setenv("RAIDEN_USE_FFI", "0")
   assert create.resolve_name("auto", None) == "raiden"
-  monkeypatch.setenv("JAX_PLATFORMS", "proxy,cpu")
+  monkeypatch.setenv("JAX_PLATFORMS", "cpu, proxy")
   with pytest.raises(RuntimeError, match="proxy arrays"):
     create.resolve_name("auto", None)
+  assert create.resolve_name("auto", True) == "raiden_ffi"
+
+
+def test_ffi_is_not_asked_of_what_does_without_raiden():
+  with pytest.raises(ValueError, match=r"`use_raiden_ffi`.*'local'"):
+    create.resolve_name("local", True)
 
 
 def test_unknown_names_are_listed():
