@@ -204,14 +204,28 @@ def copies(module: Module) -> int:
   """Instructions besides Pallas kernels that read or write HBM.
 
   A relayout, cast, slice or padding before or after a kernel, whatever XLA
-  calls it.
+  calls it. Small arrays that XLA brings into VMEM ahead of a kernel, or takes
+  out of it afterwards, as they are, are not counted: HBM is read or written
+  once, as it would be by the kernel.
   """
   top = module.top
   return sum(
     any(array_bytes(t) for t in _types(top, x))
     for x in top.values()
-    if _moves(x) and KERNEL not in x.rest
+    if _moves(x) and KERNEL not in x.rest and not _prefetches(top, x)
   )
+
+
+def _prefetches(top: dict[str, Instruction], x: Instruction) -> bool:
+  """Whether an instruction only moves an array between HBM and VMEM."""
+  if x.opcode not in ("copy", "copy-start"):
+    return False
+  target = _ARRAY.search(x.type)
+  source = _ARRAY.search(top[x.operands[0]].type)
+  assert target, x
+  assert source, x
+  there, here = target.group(0), source.group(0)
+  return there != here and there.replace("S(1)", "") == here.replace("S(1)", "")
 
 
 def _types(top, x: Instruction) -> list[str]:

@@ -1,5 +1,7 @@
 """HBM traffic is read off compiled programs as it is."""
 
+import pytest
+
 from laneweave.tools import hlo
 
 _MODULE = """\
@@ -86,6 +88,23 @@ def test_a_pallas_kernel_and_a_bitcast_are_no_copies():
   )
   assert hlo.copies(found) == 0
   assert hlo.launches(found) == 1
+
+
+@pytest.mark.parametrize(
+  ("layout", "copies"),
+  [
+    ("{2,1,0:T(8,128)S(1)}", 0),  # as it is, into VMEM
+    ("{2,0,1:T(8,128)S(1)}", 1),  # relaid on the way
+    ("{2,1,0:T(8,128)}", 1),  # HBM to HBM
+  ],
+)
+def test_an_array_brought_into_vmem_as_it_is_is_no_copy(layout, copies):
+  found = module(
+    f"  %s = (f32[64,8,256]{layout}, f32[64,8,256]{{2,1,0:T(8,128)}},"
+    " u32[]{:S(2)}) copy-start(%x)\n"
+    f"  ROOT %d = f32[64,8,256]{layout} copy-done(%s)"
+  )
+  assert hlo.copies(found) == copies
 
 
 def test_tiles_pad():
