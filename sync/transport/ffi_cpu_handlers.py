@@ -313,12 +313,13 @@ class _Call:
     return info[0]
 
 
-def _int32s(buffer, what):
+def _int32s(buffer, what: str) -> "ctypes.Array[ctypes.c_int32]":
+  """The numbers of an int32 buffer, in place."""
   size = math.prod(ffi_abi.dims(buffer))
   if buffer.dtype != ffi_abi.DTYPE_S32 or (size and not buffer.data):
     raise _CallError(ffi_abi.INVALID_ARGUMENT, f"{what} is no int32 array")
   if size == 0:
-    return ()
+    return (ctypes.c_int32 * 0)()
   return (ctypes.c_int32 * size).from_address(buffer.data)
 
 
